@@ -1,0 +1,11 @@
+//! The wire between the BPF programs (`exist-ebpf`) and user space (`exist-user`).
+//!
+//! Takes: bytes that a BPF program wrote into a ring buffer or a map. Gives: plain data.
+//! Refuses: a record of another length and an operation it does not know; it never panics.
+//! Nothing here allocates, and every layout is little-endian, without padding, its size asserted.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod record;
+
+pub use record::{Op, RECORD_BYTES, Record, WireError, flags};

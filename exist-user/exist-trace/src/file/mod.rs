@@ -1,0 +1,3 @@
+//! The trace file: events and chunks ↔ bytes.
+
+pub mod model;

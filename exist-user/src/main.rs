@@ -1,0 +1,3 @@
+fn main() {
+    println!("exist {}", env!("CARGO_PKG_VERSION"));
+}
