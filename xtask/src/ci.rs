@@ -1,10 +1,10 @@
-//! `cargo xtask ci`: what has to pass before a change lands: formatting, lints, all tests.
+//! `cargo xtask ci`: what has to pass before a change lands: formatting, lints, structure, all tests.
 
 use std::process::Command;
 
 use anyhow::Result;
 
-use crate::{process, test};
+use crate::{process, test, tidy};
 
 /// Runs `cargo xtask ci`.
 ///
@@ -30,5 +30,6 @@ pub fn run() -> Result<()> {
             .args(["--", "-D", "warnings"])
             .current_dir(&root),
     )?;
+    tidy::run()?;
     test::run()
 }

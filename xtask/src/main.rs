@@ -4,8 +4,10 @@ mod ci;
 mod process;
 mod setup;
 mod test;
+mod tidy;
 
-use anyhow::Result;
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 /// Commands for those who build, test and measure exist.
@@ -24,12 +26,22 @@ enum Command {
     Setup(setup::Args),
     /// Set up what is missing and run all tests.
     Test,
+    /// Check the rules of the structure that the compiler does not check.
+    Tidy,
 }
 
-fn main() -> Result<()> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
         Command::Ci => ci::run(),
         Command::Setup(args) => setup::run(&args),
         Command::Test => test::run(),
+        Command::Tidy => tidy::run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
