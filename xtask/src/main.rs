@@ -1,5 +1,6 @@
 //! Build, test, demonstration and measurement commands of exist; a file each.
 
+mod bench;
 mod ci;
 mod process;
 mod setup;
@@ -20,6 +21,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measure: costs and truth, beside peers; without a name, lists the benches.
+    Bench(bench::Args),
     /// Format check, lints and all tests: what has to pass before a change lands.
     Ci,
     /// Install what is missing.
@@ -32,6 +35,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
         Command::Ci => ci::run(),
         Command::Setup(args) => setup::run(&args),
         Command::Test => test::run(),
