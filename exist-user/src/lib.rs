@@ -1,5 +1,1 @@
-//! The node side: from the kernel's events to the trace file.
-//!
-//! The order of the rooms is the flow; a room uses only rooms above it.
 
-pub mod sys;

@@ -1,7 +1,8 @@
-//! The system below: perf events, clocks, CPUs, scheduling, limits. The only room with `unsafe` and libc.
+//! The operating system: the only room that calls libc and may hold `unsafe`.
+//!
+//! Takes: paths, IDs, descriptors. Gives: plain data and owners that release on drop. Refuses: to decide anything.
 
-pub mod clock;
-pub mod cpu;
-pub mod memlock;
-pub mod perf;
-pub mod rt;
+pub mod cgroupfs;
+pub mod child;
+pub mod procfs;
+pub mod roots;

@@ -1,0 +1,537 @@
+//! The cgroup hierarchies: where they are mounted, and cgroups as directories held open.
+//!
+//! Takes: [`Roots`] and paths. Gives: [`Mounts`] (version 2, version 1, or both on a hybrid host) and [`Cgroup`].
+//! Refuses: mounts outside the given root, and a path that leads out of what is mounted.
+
+use std::{
+    fmt, fs,
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::fs::{MetadataExt, OpenOptionsExt},
+    },
+    path::{Component, Path, PathBuf},
+};
+
+use super::{
+    procfs::{self, Process, is_gone},
+    roots::Roots,
+};
+
+/// One hierarchy of cgroups.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Hierarchy {
+    /// cgroup version 2.
+    V2,
+    /// A version 1 controller's (`memory`, `pids`, …; co-mounted ones share a number).
+    V1 {
+        /// Name as in `/proc/cgroups`.
+        controller: String,
+        /// The kernel's number of the hierarchy, as in `/proc/PID/cgroup`; not 0.
+        number: u32,
+    },
+}
+
+impl fmt::Display for Hierarchy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::V2 => f.write_str("cgroup2"),
+            Self::V1 { controller, .. } => f.write_str(controller),
+        }
+    }
+}
+
+/// Where a hierarchy is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub hierarchy: Hierarchy,
+    /// The mount point.
+    pub dir: PathBuf,
+    /// The cgroup that is mounted there, as paths in `/proc/PID/cgroup` are written: `/` unless
+    /// only a part is mounted (a container's own), or this process has a cgroup namespace (`/../..`).
+    pub root: PathBuf,
+}
+
+impl Mount {
+    /// The path below this mount of a cgroup that `/proc/PID/cgroup` names so; `None` when it is not below it.
+    #[must_use]
+    pub fn below(&self, path: &Path) -> Option<PathBuf> {
+        let rest = path.strip_prefix(&self.root).ok()?;
+        if rest.components().any(|c| c == Component::ParentDir) {
+            return None;
+        }
+        Some(Path::new("/").join(rest))
+    }
+
+    /// The directory of a path below this mount.
+    #[must_use]
+    pub fn directory(&self, path: &Path) -> PathBuf {
+        match path.strip_prefix("/").unwrap_or(path) {
+            rest if rest.as_os_str().is_empty() => self.dir.clone(),
+            rest => self.dir.join(rest),
+        }
+    }
+
+    /// All cgroups below this mount, its root first, each before its children. Those that vanish meanwhile are left out.
+    ///
+    /// # Errors
+    /// When the mount itself cannot be listed.
+    pub fn walk(&self) -> io::Result<Vec<PathBuf>> {
+        walk(&self.dir)
+    }
+}
+
+/// All hierarchies that can be seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mounts {
+    pub v2: Option<Mount>,
+    /// Those with a controller, best to decide by first: see [`PREFERENCE`].
+    pub v1: Vec<Mount>,
+}
+
+/// Version 1 controllers in the order in which they are asked to separate a container. Every engine gives each container
+/// a memory and a pids cgroup of its own; the others may be left out or shared. Named hierarchies (`name=systemd`) have no
+/// controller, so the kernel keeps no pointer from a task to its cgroup there that the hook could follow.
+pub const PREFERENCE: [&str; 13] = [
+    "memory",
+    "pids",
+    "cpu",
+    "cpuacct",
+    "devices",
+    "freezer",
+    "blkio",
+    "cpuset",
+    "perf_event",
+    "net_cls",
+    "net_prio",
+    "hugetlb",
+    "rdma",
+];
+
+impl Mounts {
+    /// Finds the hierarchies mounted at or below [`Roots::cgroup`]. The mount table is asked rather than the magic number of
+    /// `/sys/fs/cgroup`: it also tells which controllers a version 1 mount holds, and whether it is a whole hierarchy.
+    ///
+    /// # Errors
+    /// When the mount table cannot be read.
+    pub fn find(roots: &Roots) -> io::Result<Self> {
+        let own = |name: &str| match fs::read(roots.proc.join("self").join(name)) {
+            // A procfs of a PID namespace that this process is not in has no `self`.
+            Err(e) if is_gone(&e) => fs::read(Path::new("/proc/self").join(name)),
+            other => other,
+        };
+        // The mount table has canonical paths.
+        let cgroup_root = fs::canonicalize(&roots.cgroup).unwrap_or_else(|_| roots.cgroup.clone());
+        Ok(Self::from_tables(&own("mountinfo")?, &own("cgroup")?, &cgroup_root))
+    }
+
+    /// The same from the bytes of `/proc/self/mountinfo` and `/proc/self/cgroup`.
+    #[must_use]
+    pub fn from_tables(mountinfo: &[u8], own_cgroups: &[u8], cgroup_root: &Path) -> Self {
+        let lines = procfs::parse_mountinfo(mountinfo);
+        let numbers = procfs::parse_cgroup(own_cgroups);
+        let mut mounts = Self::default();
+        for (i, line) in lines.iter().enumerate() {
+            let hidden = lines[i + 1..].iter().any(|later| later.mount_point == line.mount_point);
+            if hidden || !line.mount_point.starts_with(cgroup_root) {
+                continue;
+            }
+            let hierarchy = match line.fs_type.as_str() {
+                "cgroup2" => Hierarchy::V2,
+                "cgroup" => {
+                    let Some(controller) = PREFERENCE.iter().find(|&&c| line.super_options.iter().any(|o| o == c)) else {
+                        continue;
+                    };
+                    let Some(own) = numbers.iter().find(|n| n.controllers.iter().any(|c| c == controller)) else {
+                        continue;
+                    };
+                    Hierarchy::V1 { controller: (*controller).into(), number: own.hierarchy }
+                }
+                _ => continue,
+            };
+            mounts.add(Mount { hierarchy, dir: line.mount_point.clone(), root: line.root.clone() });
+        }
+        let rank = |m: &Mount| PREFERENCE.iter().position(|&c| c == m.hierarchy.to_string());
+        mounts.v1.sort_by_key(rank);
+        mounts
+    }
+
+    // Of several mounts of one hierarchy the one that shows most: the shortest root, `/` before `/docker/…`.
+    fn add(&mut self, new: Mount) {
+        let known = match new.hierarchy {
+            Hierarchy::V2 => self.v2.as_mut(),
+            Hierarchy::V1 { .. } => self.v1.iter_mut().find(|m| m.hierarchy == new.hierarchy),
+        };
+        match known {
+            Some(known) => {
+                // `/../..` shows more than `/..`, and that more than `/`, which is this process's own cgroup then.
+                let shows = |m: &Mount| {
+                    let up = m.root.components().filter(|&c| c == Component::ParentDir).count();
+                    (std::cmp::Reverse(up), m.root.components().count())
+                };
+                if shows(&new) < shows(known) {
+                    *known = new;
+                }
+            }
+            None if new.hierarchy == Hierarchy::V2 => self.v2 = Some(new),
+            None => self.v1.push(new),
+        }
+    }
+
+    /// Version 2 first, then version 1 in the order of [`PREFERENCE`].
+    pub fn iter(&self) -> impl Iterator<Item = &Mount> {
+        self.v2.iter().chain(&self.v1)
+    }
+
+    /// The path below `mount` of the cgroup that a process is in.
+    ///
+    /// # Errors
+    /// When the process is gone. `Ok(None)`: it is not below what is mounted.
+    pub fn of_process(&self, roots: &Roots, mount: &Mount, pid: u32) -> io::Result<Option<PathBuf>> {
+        let lines = Process::new(roots, pid).cgroups()?;
+        let line = lines.iter().find(|l| match &mount.hierarchy {
+            Hierarchy::V2 => l.hierarchy == 0,
+            Hierarchy::V1 { number, .. } => l.hierarchy == *number,
+        });
+        Ok(line.and_then(|l| mount.below(&l.path)))
+    }
+}
+
+/// Bounds the walk of a tree; the deepest real ones (Kubernetes in Docker in Kubernetes) have about 20 levels.
+const MAX_DEPTH: usize = 64;
+
+fn walk(top: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = vec![PathBuf::from("/")];
+    let mut open = vec![(PathBuf::from("/"), fs::read_dir(top)?)];
+    while let Some((path, entries)) = open.last_mut() {
+        let Some(entry) = entries.next() else {
+            open.pop();
+            continue;
+        };
+        // A directory that vanishes while it is listed ends its listing.
+        let Ok(entry) = entry else { continue };
+        if !entry.file_type().is_ok_and(|t| t.is_dir()) {
+            continue;
+        }
+        let path = path.join(entry.file_name());
+        if open.len() < MAX_DEPTH
+            && let Ok(entries) = fs::read_dir(entry.path())
+        {
+            found.push(path.clone());
+            open.push((path, entries));
+        }
+    }
+    Ok(found)
+}
+
+/// A cgroup whose directory is held open: while this lives, its ID is given to no other.
+#[derive(Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+    dir: PathBuf,
+    id: u64,
+    fd: OwnedFd,
+}
+
+impl Cgroup {
+    /// Opens the cgroup at a path below a mount.
+    ///
+    /// # Errors
+    /// As `open` gives them; it may be gone ([`is_gone`]).
+    pub fn open(mount: &Mount, path: &Path) -> io::Result<Self> {
+        let dir = mount.directory(path);
+        let file = fs::File::options().read(true).custom_flags(libc::O_DIRECTORY).open(&dir)?;
+        Ok(Self {
+            path: path.to_owned(),
+            dir,
+            // The inode number of a kernfs directory is the node's ID, whole on 64-bit machines (kernfs_ino in
+            // include/linux/kernfs.h), which is what bpf_get_current_cgroup_id and `cgrp->kn->id` give.
+            id: file.metadata()?.ino(),
+            fd: file.into(),
+        })
+    }
+
+    /// Path below the hierarchy's mount, `/` for its root.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The kernel's ID of it, unique within its hierarchy (the roots of all have 1).
+    #[must_use]
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// IDs of this cgroup and of all below it now.
+    ///
+    /// # Errors
+    /// When it was removed.
+    pub fn subtree(&self) -> io::Result<Vec<u64>> {
+        self.check_path()?;
+        let ids = walk(&self.dir)?
+            .iter()
+            .filter_map(|path| fs::metadata(self.dir.join(path.strip_prefix("/").ok()?)).ok())
+            .map(|m| m.ino())
+            .collect();
+        Ok(ids)
+    }
+
+    /// Whether any process is in it or below it.
+    ///
+    /// # Errors
+    /// When it was removed.
+    pub fn populated(&self) -> io::Result<bool> {
+        match self.read("cgroup.events") {
+            Ok(events) => Ok(events.split(|&b| b == b'\n').any(|l| l == b"populated 1")),
+            // Version 1 has no such file.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => self.processes().map(|p| !p.is_empty()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Processes in it and below it, in ascending order, as this process's PID namespace numbers them.
+    ///
+    /// # Errors
+    /// When it was removed.
+    pub fn processes(&self) -> io::Result<Vec<u32>> {
+        self.check_path()?;
+        let mut pids = Vec::new();
+        for path in walk(&self.dir)? {
+            let dir = self.dir.join(path.strip_prefix("/").unwrap_or(&path));
+            // A child may vanish, and a threaded one (version 2) has no list of processes: its threads' process is above it.
+            let Ok(list) = fs::read(dir.join("cgroup.procs")) else { continue };
+            pids.extend(list.split(|&b| b == b'\n').filter_map(|l| std::str::from_utf8(l).ok()?.parse::<u32>().ok()));
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        Ok(pids)
+    }
+
+    /// Kills every process in it and below it.
+    ///
+    /// # Errors
+    /// When it cannot be read or written; not when it was removed.
+    pub fn kill(&self) -> io::Result<()> {
+        match self.write("cgroup.kill", b"1") {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) if is_gone(&e) => return Ok(()),
+            other => return other,
+        }
+        // Version 1: processes that fork meanwhile are met in the next round.
+        for _ in 0..100 {
+            let pids = match self.processes() {
+                Err(e) if is_gone(&e) => return Ok(()),
+                other => other?,
+            };
+            if pids.is_empty() {
+                return Ok(());
+            }
+            for pid in pids.into_iter().filter_map(|p| libc::pid_t::try_from(p).ok()).filter(|&p| p > 0) {
+                // SAFETY: kill takes no pointers.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Moves a process into it.
+    ///
+    /// # Errors
+    /// As the kernel gives them.
+    pub fn attach(&self, pid: u32) -> io::Result<()> {
+        self.write("cgroup.procs", pid.to_string().as_bytes())
+    }
+
+    /// Takes the directory's lock (`flock`), which falls with the last descriptor of this opening.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when another holds it.
+    pub fn lock(&self) -> io::Result<()> {
+        // SAFETY: the descriptor is open; flock takes no pointers.
+        match unsafe { libc::flock(self.fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Whether its path still leads to it.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        self.check_path().is_ok()
+    }
+
+    /// Removes it and all below it; processes must have left.
+    ///
+    /// # Errors
+    /// `EBUSY` while a process is in it; not when it was removed already.
+    pub fn remove(&self) -> io::Result<()> {
+        if !self.exists() {
+            return Ok(());
+        }
+        for path in walk(&self.dir)?.iter().rev() {
+            let dir = path.strip_prefix("/").unwrap_or(path);
+            let dir = if dir.as_os_str().is_empty() { self.dir.clone() } else { self.dir.join(dir) };
+            match fs::remove_dir(dir) {
+                Err(e) if is_gone(&e) => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    // The path may lead to another cgroup by now: the descriptor is what holds.
+    fn check_path(&self) -> io::Result<()> {
+        if fs::metadata(&self.dir)?.ino() == self.id {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ENODEV))
+        }
+    }
+
+    fn read(&self, name: &str) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.open_file(name, libc::O_RDONLY)?.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        self.open_file(name, libc::O_WRONLY)?.write_all(bytes)
+    }
+
+    fn open_file(&self, name: &str, flags: libc::c_int) -> io::Result<fs::File> {
+        let name = std::ffi::CString::new(name)?;
+        // SAFETY: the descriptor is open and the name ends with 0.
+        let fd = unsafe { libc::openat(self.fd.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: openat gave a new descriptor that nothing else owns.
+        Ok(unsafe { fs::File::from_raw_fd(fd) })
+    }
+}
+
+impl AsFd for Cgroup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(mountinfo: &str, root: &str, expect: &[(&str, u32, &str, &str)]) {
+        let own = b"9:name=systemd:/\n8:pids:/\n4:memory:/a\n2:cpu,cpuacct:/\n0::/\n";
+        let got = Mounts::from_tables(mountinfo.as_bytes(), own, Path::new(root));
+        let got: Vec<_> = got
+            .iter()
+            .map(|m| {
+                let number = match m.hierarchy {
+                    Hierarchy::V2 => 0,
+                    Hierarchy::V1 { number, .. } => number,
+                };
+                (m.hierarchy.to_string(), number, m.dir.to_str().unwrap(), m.root.to_str().unwrap())
+            })
+            .collect();
+        let expect: Vec<_> = expect.iter().map(|&(h, n, dir, root)| (h.to_owned(), n, dir, root)).collect();
+        assert_eq!(got, expect, "{mountinfo}");
+    }
+
+    const HYBRID: &str = "1 0 0:1 / /sys/fs/cgroup rw - tmpfs tmpfs rw
+2 1 0:2 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
+3 1 0:3 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+4 1 0:4 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+5 1 0:5 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd
+6 1 0:6 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw";
+
+    #[test]
+    fn hybrid_v1_and_v2_hosts() {
+        let unified = ("cgroup2", 0, "/sys/fs/cgroup/unified", "/");
+        let v1 = [
+            ("memory", 4, "/sys/fs/cgroup/memory", "/"),
+            ("pids", 8, "/sys/fs/cgroup/pids", "/"),
+            ("cpu", 2, "/sys/fs/cgroup/cpu,cpuacct", "/"),
+        ];
+        check(HYBRID, "/sys/fs/cgroup", &[unified, v1[0], v1[1], v1[2]]);
+        check(&HYBRID[..HYBRID.find("\n6").unwrap()], "/sys/fs/cgroup", &v1);
+        check("1 0 0:1 / /sys/fs/cgroup rw - cgroup2 x rw", "/sys/fs/cgroup", &[("cgroup2", 0, "/sys/fs/cgroup", "/")]);
+        check("", "/sys/fs/cgroup", &[]);
+    }
+
+    #[test]
+    fn what_is_hidden_elsewhere_or_unknown_is_left_out() {
+        // A tmpfs over the version 2 mount hides it.
+        check("1 0 0:1 / /c rw - cgroup2 x rw\n2 0 0:2 / /c rw - tmpfs x rw", "/c", &[]);
+        check(HYBRID, "/host/sys/fs/cgroup", &[]);
+        // This kernel's /proc/self/cgroup does not list it.
+        check("1 0 0:1 / /c/rdma rw - cgroup x rw,rdma", "/c", &[]);
+    }
+
+    #[test]
+    fn of_two_mounts_the_one_that_shows_more() {
+        let two = |a: &str, b: &str| format!("1 0 0:1 {a} /c/a rw - cgroup2 x rw\n2 0 0:1 {b} /c/b rw - cgroup2 x rw");
+        check(&two("/docker/x", "/"), "/c", &[("cgroup2", 0, "/c/b", "/")]);
+        check(&two("/", "/docker/x"), "/c", &[("cgroup2", 0, "/c/a", "/")]);
+        // In a cgroup namespace: `/` is this container's own, `/../..` the host's.
+        check(&two("/", "/../.."), "/c", &[("cgroup2", 0, "/c/b", "/../..")]);
+    }
+
+    #[test]
+    fn paths_of_procfs_below_a_mount() {
+        let below = |root: &str, path: &str| {
+            let mount = Mount { hierarchy: Hierarchy::V2, dir: "/c".into(), root: root.into() };
+            mount.below(Path::new(path)).map(|p| (p.to_str().unwrap().to_owned(), mount.directory(&p)))
+        };
+        let some = |path: &str, dir: &str| Some((path.to_owned(), PathBuf::from(dir)));
+        assert_eq!(below("/", "/"), some("/", "/c"));
+        assert_eq!(below("/", "/docker/x"), some("/docker/x", "/c/docker/x"));
+        assert_eq!(below("/docker/x", "/docker/x/init"), some("/init", "/c/init"));
+        assert_eq!(below("/docker/x", "/docker/y"), None);
+        assert_eq!(below("/docker/x", "/docker/xy"), None);
+        assert_eq!(below("/", "/../y"), None);
+        assert_eq!(below("/../..", "/../../kubepods/p"), some("/kubepods/p", "/c/kubepods/p"));
+        // This process's own cgroup: no text tells its name.
+        assert_eq!(below("/../..", "/"), None);
+    }
+
+    #[test]
+    fn a_tree_is_walked_and_held() {
+        let tree = tempfile::tempdir().unwrap();
+        fs::create_dir_all(tree.path().join("a/b/c")).unwrap();
+        fs::create_dir_all(tree.path().join("d")).unwrap();
+        std::os::unix::fs::symlink("a", tree.path().join("link")).unwrap();
+        fs::write(tree.path().join("a/b/cgroup.procs"), "12\n7\n").unwrap();
+        let mount = Mount { hierarchy: Hierarchy::V2, dir: tree.path().into(), root: "/".into() };
+        let mut walked = mount.walk().unwrap();
+        let order = walked.clone();
+        walked.sort();
+        assert_eq!(walked, ["/", "/a", "/a/b", "/a/b/c", "/d"].map(PathBuf::from));
+        assert!(order.iter().enumerate().all(|(i, p)| p.parent().is_none_or(|up| order[..i].contains(&up.into()))));
+
+        let a = Cgroup::open(&mount, Path::new("/a")).unwrap();
+        assert_eq!((a.processes().unwrap(), a.populated().unwrap()), (vec![7, 12], true));
+        assert_eq!(a.subtree().unwrap().len(), 3);
+        assert!(!Cgroup::open(&mount, Path::new("/d")).unwrap().populated().unwrap());
+        fs::remove_file(tree.path().join("a/b/cgroup.procs")).unwrap();
+        a.remove().unwrap();
+        assert!(!a.exists());
+        // The path leads to another one now.
+        fs::create_dir(tree.path().join("a")).unwrap();
+        assert!(is_gone(&a.subtree().unwrap_err()));
+        a.remove().unwrap();
+        assert!(tree.path().join("a").exists());
+    }
+
+    #[test]
+    fn of_two_openings_one_locks() {
+        let tree = tempfile::tempdir().unwrap();
+        let mount = Mount { hierarchy: Hierarchy::V2, dir: tree.path().into(), root: "/".into() };
+        let (a, b) = (Cgroup::open(&mount, Path::new("/")).unwrap(), Cgroup::open(&mount, Path::new("/")).unwrap());
+        a.lock().unwrap();
+        assert_eq!(b.lock().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(a);
+        b.lock().unwrap();
+    }
+}

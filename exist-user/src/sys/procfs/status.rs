@@ -1,0 +1,67 @@
+//! `/proc/PID/status`.
+
+use super::{decimal, hexadecimal};
+
+/// What is used of `status`; `None` where the kernel does not tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// The process of this thread.
+    pub tgid: Option<u32>,
+    /// The ID in each PID namespace, from the reader's inwards.
+    pub ns_pids: Vec<u32>,
+    /// Switches because the thread waited.
+    pub voluntary_switches: Option<u64>,
+    /// Switches because the scheduler preferred another.
+    pub nonvoluntary_switches: Option<u64>,
+    /// Effective capabilities, bit n is capability n.
+    pub cap_effective: Option<u64>,
+    /// Capability bounding set.
+    pub cap_bounding: Option<u64>,
+    /// Whether `no_new_privs` is set.
+    pub no_new_privs: Option<bool>,
+}
+
+/// Reads `status`. The kernel escapes newlines in the name (`proc_task_name`), so no process can forge a line.
+#[must_use]
+pub fn parse_status(bytes: &[u8]) -> Status {
+    let mut status = Status::default();
+    for line in bytes.split(|&b| b == b'\n') {
+        let Some(colon) = line.iter().position(|&b| b == b':') else { continue };
+        let value = line[colon + 1..].trim_ascii();
+        let small = |bytes: &[u8]| u32::try_from(decimal(bytes)?).ok();
+        match &line[..colon] {
+            b"Tgid" => status.tgid = small(value),
+            b"NSpid" => status.ns_pids = value.split(|b| b.is_ascii_whitespace()).filter_map(small).collect(),
+            b"voluntary_ctxt_switches" => status.voluntary_switches = decimal(value),
+            b"nonvoluntary_ctxt_switches" => status.nonvoluntary_switches = decimal(value),
+            b"CapEff" => status.cap_effective = hexadecimal(value),
+            b"CapBnd" => status.cap_bounding = hexadecimal(value),
+            b"NoNewPrivs" => status.no_new_privs = decimal(value).map(|v| v != 0),
+            _ => {}
+        }
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_keys_are_read_and_others_skipped() {
+        let text = b"Name:\tx\\nTgid:\t9\nTgid:\t7\nNSpid:\t7\t1\nCapEff:\t000001ffffffffff\nCapBnd:\t0\nNoNewPrivs:\t1\n\
+            voluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\nno colon\n:\n\xff:\xff";
+        let expect = Status {
+            tgid: Some(7),
+            ns_pids: vec![7, 1],
+            voluntary_switches: Some(12),
+            nonvoluntary_switches: Some(3),
+            cap_effective: Some(0x1ff_ffff_ffff),
+            cap_bounding: Some(0),
+            no_new_privs: Some(true),
+        };
+        assert_eq!(parse_status(text), expect);
+        assert_eq!(parse_status(b""), Status::default());
+        assert_eq!(parse_status(b"Tgid:\t-1\n").tgid, None);
+    }
+}
