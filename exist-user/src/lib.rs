@@ -1,1 +1,6 @@
+//! The node side: from the kernel's events to the trace file.
+//!
+//! The order of the rooms is the flow; a room uses only rooms above it.
 
+pub mod sys;
+pub mod target;

@@ -1,1 +1,51 @@
-fn main() {}
+//! Build, test, demonstration and measurement commands of exist; a file each.
+
+mod bench;
+mod ci;
+mod process;
+mod setup;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Commands for those who build, test and measure exist.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure: costs and truth, beside peers; without a name, lists the benches.
+    Bench(bench::Args),
+    /// Format check, lints and all tests: what has to pass before a change lands.
+    Ci,
+    /// Install what is missing.
+    Setup(setup::Args),
+    /// Set up what is missing and run all tests.
+    Test,
+    /// Check the rules of the structure that the compiler does not check.
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
+        Command::Ci => ci::run(),
+        Command::Setup(args) => setup::run(&args),
+        Command::Test => test::run(),
+        Command::Tidy => tidy::run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

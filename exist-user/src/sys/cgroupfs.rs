@@ -139,17 +139,25 @@ impl Mounts {
             let hierarchy = match line.fs_type.as_str() {
                 "cgroup2" => Hierarchy::V2,
                 "cgroup" => {
-                    let Some(controller) = PREFERENCE.iter().find(|&&c| line.super_options.iter().any(|o| o == c)) else {
+                    let Some(controller) = PREFERENCE.iter().find(|&&c| line.super_options.iter().any(|o| o == c))
+                    else {
                         continue;
                     };
                     let Some(own) = numbers.iter().find(|n| n.controllers.iter().any(|c| c == controller)) else {
                         continue;
                     };
-                    Hierarchy::V1 { controller: (*controller).into(), number: own.hierarchy }
+                    Hierarchy::V1 {
+                        controller: (*controller).into(),
+                        number: own.hierarchy,
+                    }
                 }
                 _ => continue,
             };
-            mounts.add(Mount { hierarchy, dir: line.mount_point.clone(), root: line.root.clone() });
+            mounts.add(Mount {
+                hierarchy,
+                dir: line.mount_point.clone(),
+                root: line.root.clone(),
+            });
         }
         let rank = |m: &Mount| PREFERENCE.iter().position(|&c| c == m.hierarchy.to_string());
         mounts.v1.sort_by_key(rank);
@@ -240,7 +248,10 @@ impl Cgroup {
     /// As `open` gives them; it may be gone ([`is_gone`]).
     pub fn open(mount: &Mount, path: &Path) -> io::Result<Self> {
         let dir = mount.directory(path);
-        let file = fs::File::options().read(true).custom_flags(libc::O_DIRECTORY).open(&dir)?;
+        let file = fs::File::options()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY)
+            .open(&dir)?;
         Ok(Self {
             path: path.to_owned(),
             dir,
@@ -300,8 +311,13 @@ impl Cgroup {
         for path in walk(&self.dir)? {
             let dir = self.dir.join(path.strip_prefix("/").unwrap_or(&path));
             // A child may vanish, and a threaded one (version 2) has no list of processes: its threads' process is above it.
-            let Ok(list) = fs::read(dir.join("cgroup.procs")) else { continue };
-            pids.extend(list.split(|&b| b == b'\n').filter_map(|l| std::str::from_utf8(l).ok()?.parse::<u32>().ok()));
+            let Ok(list) = fs::read(dir.join("cgroup.procs")) else {
+                continue;
+            };
+            pids.extend(
+                list.split(|&b| b == b'\n')
+                    .filter_map(|l| std::str::from_utf8(l).ok()?.parse::<u32>().ok()),
+            );
         }
         pids.sort_unstable();
         pids.dedup();
@@ -327,7 +343,11 @@ impl Cgroup {
             if pids.is_empty() {
                 return Ok(());
             }
-            for pid in pids.into_iter().filter_map(|p| libc::pid_t::try_from(p).ok()).filter(|&p| p > 0) {
+            for pid in pids
+                .into_iter()
+                .filter_map(|p| libc::pid_t::try_from(p).ok())
+                .filter(|&p| p > 0)
+            {
                 // SAFETY: kill takes no pointers.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
             }
@@ -372,7 +392,11 @@ impl Cgroup {
         }
         for path in walk(&self.dir)?.iter().rev() {
             let dir = path.strip_prefix("/").unwrap_or(path);
-            let dir = if dir.as_os_str().is_empty() { self.dir.clone() } else { self.dir.join(dir) };
+            let dir = if dir.as_os_str().is_empty() {
+                self.dir.clone()
+            } else {
+                self.dir.join(dir)
+            };
             match fs::remove_dir(dir) {
                 Err(e) if is_gone(&e) => {}
                 other => other?,
@@ -432,10 +456,18 @@ mod tests {
                     Hierarchy::V2 => 0,
                     Hierarchy::V1 { number, .. } => number,
                 };
-                (m.hierarchy.to_string(), number, m.dir.to_str().unwrap(), m.root.to_str().unwrap())
+                (
+                    m.hierarchy.to_string(),
+                    number,
+                    m.dir.to_str().unwrap(),
+                    m.root.to_str().unwrap(),
+                )
             })
             .collect();
-        let expect: Vec<_> = expect.iter().map(|&(h, n, dir, root)| (h.to_owned(), n, dir, root)).collect();
+        let expect: Vec<_> = expect
+            .iter()
+            .map(|&(h, n, dir, root)| (h.to_owned(), n, dir, root))
+            .collect();
         assert_eq!(got, expect, "{mountinfo}");
     }
 
@@ -456,14 +488,22 @@ mod tests {
         ];
         check(HYBRID, "/sys/fs/cgroup", &[unified, v1[0], v1[1], v1[2]]);
         check(&HYBRID[..HYBRID.find("\n6").unwrap()], "/sys/fs/cgroup", &v1);
-        check("1 0 0:1 / /sys/fs/cgroup rw - cgroup2 x rw", "/sys/fs/cgroup", &[("cgroup2", 0, "/sys/fs/cgroup", "/")]);
+        check(
+            "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 x rw",
+            "/sys/fs/cgroup",
+            &[("cgroup2", 0, "/sys/fs/cgroup", "/")],
+        );
         check("", "/sys/fs/cgroup", &[]);
     }
 
     #[test]
     fn what_is_hidden_elsewhere_or_unknown_is_left_out() {
         // A tmpfs over the version 2 mount hides it.
-        check("1 0 0:1 / /c rw - cgroup2 x rw\n2 0 0:2 / /c rw - tmpfs x rw", "/c", &[]);
+        check(
+            "1 0 0:1 / /c rw - cgroup2 x rw\n2 0 0:2 / /c rw - tmpfs x rw",
+            "/c",
+            &[],
+        );
         check(HYBRID, "/host/sys/fs/cgroup", &[]);
         // This kernel's /proc/self/cgroup does not list it.
         check("1 0 0:1 / /c/rdma rw - cgroup x rw,rdma", "/c", &[]);
@@ -481,8 +521,14 @@ mod tests {
     #[test]
     fn paths_of_procfs_below_a_mount() {
         let below = |root: &str, path: &str| {
-            let mount = Mount { hierarchy: Hierarchy::V2, dir: "/c".into(), root: root.into() };
-            mount.below(Path::new(path)).map(|p| (p.to_str().unwrap().to_owned(), mount.directory(&p)))
+            let mount = Mount {
+                hierarchy: Hierarchy::V2,
+                dir: "/c".into(),
+                root: root.into(),
+            };
+            mount
+                .below(Path::new(path))
+                .map(|p| (p.to_str().unwrap().to_owned(), mount.directory(&p)))
         };
         let some = |path: &str, dir: &str| Some((path.to_owned(), PathBuf::from(dir)));
         assert_eq!(below("/", "/"), some("/", "/c"));
@@ -491,7 +537,10 @@ mod tests {
         assert_eq!(below("/docker/x", "/docker/y"), None);
         assert_eq!(below("/docker/x", "/docker/xy"), None);
         assert_eq!(below("/", "/../y"), None);
-        assert_eq!(below("/../..", "/../../kubepods/p"), some("/kubepods/p", "/c/kubepods/p"));
+        assert_eq!(
+            below("/../..", "/../../kubepods/p"),
+            some("/kubepods/p", "/c/kubepods/p")
+        );
         // This process's own cgroup: no text tells its name.
         assert_eq!(below("/../..", "/"), None);
     }
@@ -503,12 +552,21 @@ mod tests {
         fs::create_dir_all(tree.path().join("d")).unwrap();
         std::os::unix::fs::symlink("a", tree.path().join("link")).unwrap();
         fs::write(tree.path().join("a/b/cgroup.procs"), "12\n7\n").unwrap();
-        let mount = Mount { hierarchy: Hierarchy::V2, dir: tree.path().into(), root: "/".into() };
+        let mount = Mount {
+            hierarchy: Hierarchy::V2,
+            dir: tree.path().into(),
+            root: "/".into(),
+        };
         let mut walked = mount.walk().unwrap();
         let order = walked.clone();
         walked.sort();
         assert_eq!(walked, ["/", "/a", "/a/b", "/a/b/c", "/d"].map(PathBuf::from));
-        assert!(order.iter().enumerate().all(|(i, p)| p.parent().is_none_or(|up| order[..i].contains(&up.into()))));
+        assert!(
+            order
+                .iter()
+                .enumerate()
+                .all(|(i, p)| p.parent().is_none_or(|up| order[..i].contains(&up.into())))
+        );
 
         let a = Cgroup::open(&mount, Path::new("/a")).unwrap();
         assert_eq!((a.processes().unwrap(), a.populated().unwrap()), (vec![7, 12], true));
@@ -527,8 +585,15 @@ mod tests {
     #[test]
     fn of_two_openings_one_locks() {
         let tree = tempfile::tempdir().unwrap();
-        let mount = Mount { hierarchy: Hierarchy::V2, dir: tree.path().into(), root: "/".into() };
-        let (a, b) = (Cgroup::open(&mount, Path::new("/")).unwrap(), Cgroup::open(&mount, Path::new("/")).unwrap());
+        let mount = Mount {
+            hierarchy: Hierarchy::V2,
+            dir: tree.path().into(),
+            root: "/".into(),
+        };
+        let (a, b) = (
+            Cgroup::open(&mount, Path::new("/")).unwrap(),
+            Cgroup::open(&mount, Path::new("/")).unwrap(),
+        );
         a.lock().unwrap();
         assert_eq!(b.lock().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(a);

@@ -41,9 +41,14 @@ impl HeldChild {
     /// [`io::ErrorKind::InvalidInput`] for no or unusable arguments, [`io::ErrorKind::NotFound`] and
     /// [`io::ErrorKind::PermissionDenied`] for the program, others as `pipe` and `fork` give them.
     pub fn spawn(argv: &[String]) -> io::Result<Self> {
-        let name = argv.first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command was given"))?;
+        let name = argv
+            .first()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command was given"))?;
         let program = c_string(find(OsStr::new(name), env::var_os("PATH"))?.as_os_str())?;
-        let arguments = argv.iter().map(|a| c_string(OsStr::new(a))).collect::<io::Result<Vec<_>>>()?;
+        let arguments = argv
+            .iter()
+            .map(|a| c_string(OsStr::new(a)))
+            .collect::<io::Result<Vec<_>>>()?;
         let environment = env::vars_os()
             .map(|(name, value)| {
                 let mut entry = name;
@@ -70,7 +75,14 @@ impl HeldChild {
             // SAFETY: the descriptors are open, the arrays end with null and point to strings that live.
             unsafe {
                 libc::close(go.as_raw_fd());
-                run_child(go_read.as_raw_fd(), failed_write.as_raw_fd(), parent, &program, &argv, &envp)
+                run_child(
+                    go_read.as_raw_fd(),
+                    failed_write.as_raw_fd(),
+                    parent,
+                    &program,
+                    &argv,
+                    &envp,
+                )
             }
         }
         // SAFETY: pidfd_open takes no pointers; the child is not reaped yet, so the PID is its own.
@@ -190,7 +202,8 @@ unsafe fn run_child(
 }
 
 fn c_string(text: &OsStr) -> io::Result<CString> {
-    CString::new(text.as_bytes()).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "an argument holds a zero byte"))
+    CString::new(text.as_bytes())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "an argument holds a zero byte"))
 }
 
 fn find(name: &OsStr, path: Option<OsString>) -> io::Result<PathBuf> {

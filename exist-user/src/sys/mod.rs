@@ -1,8 +1,13 @@
-//! The operating system: the only room that calls libc and may hold `unsafe`.
+//! The operating system: perf events, clocks, CPUs, processes, cgroups, limits. The only room that calls libc and may hold `unsafe`.
 //!
 //! Takes: paths, IDs, descriptors. Gives: plain data and owners that release on drop. Refuses: to decide anything.
 
 pub mod cgroupfs;
 pub mod child;
+pub mod clock;
+pub mod cpu;
+pub mod memlock;
+pub mod perf;
 pub mod procfs;
 pub mod roots;
+pub mod rt;

@@ -45,7 +45,10 @@ impl Command {
     /// # Errors
     /// [`TargetError::Command`] when the program cannot be executed.
     pub fn release(&mut self) -> Result<(), TargetError> {
-        self.child.release().map_err(|error| TargetError::Command { program: self.program.clone(), error })
+        self.child.release().map_err(|error| TargetError::Command {
+            program: self.program.clone(),
+            error,
+        })
     }
 
     /// The child: its descriptor becomes readable when it ends.
@@ -64,12 +67,22 @@ impl Drop for Command {
 /// Starts `argv` in a new cgroup, held before it executes. Gives a second opening of the cgroup.
 pub fn start(roots: &Roots, mounts: &Mounts, argv: &[String]) -> Result<(Command, Cgroup, Hierarchy), TargetError> {
     let program = argv.first().cloned().unwrap_or_default();
-    let failed = |error| TargetError::Command { program: program.clone(), error };
+    let failed = |error| TargetError::Command {
+        program: program.clone(),
+        error,
+    };
     let mount = place(mounts).ok_or_else(|| TargetError::NoHierarchy(roots.cgroup.clone()))?;
     // A child that cannot be started leaves no cgroup behind.
     let child = HeldChild::spawn(argv).map_err(failed)?;
-    let own = mounts.of_process(roots, mount, process::id()).ok().flatten().unwrap_or_else(|| "/".into());
-    let make_failed = |error| TargetError::MakeCgroup { dir: mount.directory(&own), error };
+    let own = mounts
+        .of_process(roots, mount, process::id())
+        .ok()
+        .flatten()
+        .unwrap_or_else(|| "/".into());
+    let make_failed = |error| TargetError::MakeCgroup {
+        dir: mount.directory(&own),
+        error,
+    };
     let cgroup = make(mount, &own).map_err(make_failed)?;
     // From here on dropping it removes the cgroup.
     let command = Command { cgroup, child, program };
@@ -80,7 +93,7 @@ pub fn start(roots: &Roots, mounts: &Mounts, argv: &[String]) -> Result<(Command
 
 fn place(mounts: &Mounts) -> Option<&Mount> {
     let v1 = |name: &&str| mounts.v1.iter().find(|m| m.hierarchy.to_string() == *name);
-    mounts.v2.as_ref().or_else(|| HARMLESS.iter().find_map(|name| v1(&name)))
+    mounts.v2.as_ref().or_else(|| HARMLESS.iter().find_map(v1))
 }
 
 /// Makes a cgroup below `own` and locks it. A sweep of another run may remove it in between: then once more.
@@ -88,7 +101,11 @@ fn make(mount: &Mount, own: &Path) -> io::Result<Cgroup> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let mut last = io::ErrorKind::AlreadyExists.into();
     for _ in 0..16 {
-        let path = own.join(format!("{PREFIX}{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+        let path = own.join(format!(
+            "{PREFIX}{}-{}",
+            process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        ));
         match fs::create_dir(mount.directory(&path)) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
             other => other?,
@@ -111,7 +128,9 @@ pub fn sweep(mounts: &Mounts) -> io::Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
     for mount in mounts.iter() {
         for path in mount.walk()? {
-            let ours = path.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(PREFIX.as_bytes()));
+            let ours = path
+                .file_name()
+                .is_some_and(|n| n.as_encoded_bytes().starts_with(PREFIX.as_bytes()));
             if ours
                 && let Ok(cgroup) = Cgroup::open(mount, &path)
                 && cgroup.lock().is_ok()

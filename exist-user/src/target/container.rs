@@ -35,11 +35,15 @@ pub fn find<'a>(roots: &Roots, mounts: &'a Mounts, wanted: &str) -> Result<Conta
         trees.push((mount, mount.walk().map_err(|e| read_error(&mount.dir, e))?));
     }
     let mut found = select(&trees, |path| {
-        container_id::in_component(last(path)?).filter(|id| id.starts_with(wanted)).map(Into::into)
+        container_id::in_component(last(path)?)
+            .filter(|id| id.starts_with(wanted))
+            .map(Into::into)
     });
     // A name is looked for only when no ID begins so: IDs come from engines, names from users.
     if found.is_empty() {
-        found = select(&trees, |path| container_id::is_named(path, wanted).then(|| wanted.into()));
+        found = select(&trees, |path| {
+            container_id::is_named(path, wanted).then(|| wanted.into())
+        });
     }
     if let Some(exact) = found.remove_entry(wanted) {
         found = BTreeMap::from([exact]);
@@ -50,12 +54,17 @@ pub fn find<'a>(roots: &Roots, mounts: &'a Mounts, wanted: &str) -> Result<Conta
             .into_iter()
             .filter_map(|(id, places)| Some((id, first_path(places)?)))
             .collect();
-        return Err(TargetError::Ambiguous { id: wanted.into(), candidates });
+        return Err(TargetError::Ambiguous {
+            id: wanted.into(),
+            candidates,
+        });
     }
     let Some((id, places)) = found.pop_first() else {
         return Err(not_found(roots, mounts, &trees, wanted));
     };
-    let (mount, paths) = decide(places).ok_or_else(|| TargetError::Gone { what: format!("container {id}") })?;
+    let (mount, paths) = decide(places).ok_or_else(|| TargetError::Gone {
+        what: format!("container {id}"),
+    })?;
     Ok(Container { id, mount, paths })
 }
 
@@ -85,7 +94,9 @@ fn select<'a>(trees: &[Tree<'a>], id_of: impl Fn(&Path) -> Option<String>) -> BT
 /// processes in it. (On a hybrid host the version 2 one may exist and be empty.) A container without any is followed in the first.
 fn decide(places: Vec<Tree<'_>>) -> Option<Tree<'_>> {
     let populated = |(mount, paths): &Tree<'_>| {
-        paths.iter().any(|path| Cgroup::open(mount, path).and_then(|c| c.populated()).unwrap_or(false))
+        paths
+            .iter()
+            .any(|path| Cgroup::open(mount, path).and_then(|c| c.populated()).unwrap_or(false))
     };
     let at = places.iter().position(populated).unwrap_or(0);
     places.into_iter().nth(at)
@@ -93,13 +104,23 @@ fn decide(places: Vec<Tree<'_>>) -> Option<Tree<'_>> {
 
 fn not_found(roots: &Roots, mounts: &Mounts, trees: &[Tree<'_>], wanted: &str) -> TargetError {
     let searched = searched(mounts);
-    let running = procfs::processes(roots).unwrap_or_default().into_iter().find_map(|pid| {
-        let lines = procfs::Process::new(roots, pid).cgroups().ok()?;
-        let line = lines.into_iter().find(|l| container_id::in_path(&l.path).is_some_and(|id| id.starts_with(wanted)))?;
-        Some((pid, line.path))
-    });
+    let running = procfs::processes(roots)
+        .unwrap_or_default()
+        .into_iter()
+        .find_map(|pid| {
+            let lines = procfs::Process::new(roots, pid).cgroups().ok()?;
+            let line = lines
+                .into_iter()
+                .find(|l| container_id::in_path(&l.path).is_some_and(|id| id.starts_with(wanted)))?;
+            Some((pid, line.path))
+        });
     match running {
-        Some((pid, path)) => TargetError::NotMounted { id: wanted.into(), pid, path, searched },
+        Some((pid, path)) => TargetError::NotMounted {
+            id: wanted.into(),
+            pid,
+            path,
+            searched,
+        },
         None => TargetError::NotFound {
             id: wanted.into(),
             cgroups: trees.iter().map(|(_, paths)| paths.len()).sum(),

@@ -44,7 +44,9 @@ pub fn in_component(name: &str) -> Option<&str> {
 /// The ID of the innermost container that a path leads into.
 #[must_use]
 pub fn in_path(path: &Path) -> Option<&str> {
-    path.components().rev().find_map(|c| in_component(c.as_os_str().to_str()?))
+    path.components()
+        .rev()
+        .find_map(|c| in_component(c.as_os_str().to_str()?))
 }
 
 /// Whether a cgroup with this path may be the container that a user named `id` himself: `/<namespace>/<id>` of `ctr`, or `<id>` in a pod.
@@ -132,15 +134,24 @@ mod tests {
             "/ecs/2f0c1e7d8fd94e9d8d0b5b6e9c1a7c11/2f0c1e7d8fd94e9d8d0b5b6e9c1a7c11-3054012820",
             Some("2f0c1e7d8fd94e9d8d0b5b6e9c1a7c11-3054012820"),
         );
-        check("/system.slice/containerd.service/kubepods-pod1.slice:cri-containerd:web_1", Some("web_1"));
+        check(
+            "/system.slice/containerd.service/kubepods-pod1.slice:cri-containerd:web_1",
+            Some("web_1"),
+        );
     }
 
     #[test]
     fn the_last_match_counts() {
         check("/docker/<A>/docker/<B>", Some("<B>"));
         check("/docker/<A>/system.slice/docker-<B>.scope/init", Some("<B>"));
-        check("/docker/<A>/kubelet/kubepods/burstable/pod8a2e17a5-94a5-4e3c-9e64-9f2a30cdd1ee/<B>", Some("<B>"));
-        check("/kubepods.slice/kubepods-pod1.slice/crio-<A>.scope/libpod_parent/libpod-<B>", Some("<B>"));
+        check(
+            "/docker/<A>/kubelet/kubepods/burstable/pod8a2e17a5-94a5-4e3c-9e64-9f2a30cdd1ee/<B>",
+            Some("<B>"),
+        );
+        check(
+            "/kubepods.slice/kubepods-pod1.slice/crio-<A>.scope/libpod_parent/libpod-<B>",
+            Some("<B>"),
+        );
         check("/docker/<A>/system.slice/containerd.service", Some("<A>"));
     }
 

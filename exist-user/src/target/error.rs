@@ -11,7 +11,9 @@ pub enum TargetError {
     NoHierarchy(PathBuf),
     #[error("container ID \"{0}\" is too short: at least {MIN_PREFIX} characters are needed")]
     TooShort(String),
-    #[error("no container \"{id}\" is found: searched {cgroups} cgroups with {containers} containers in {searched}; the engine's `ps` shows the IDs of running containers")]
+    #[error(
+        "no container \"{id}\" is found: searched {cgroups} cgroups with {containers} containers in {searched}; the engine's `ps` shows the IDs of running containers"
+    )]
     NotFound {
         id: String,
         /// Cgroups looked at.
@@ -40,9 +42,13 @@ pub enum TargetError {
     Gone { what: String },
     #[error("there is no process {0}")]
     NoProcess(u32),
-    #[error("the cgroup of process {pid} is not visible below {searched}: mount the host's /sys/fs/cgroup and name it with --cgroup-root")]
+    #[error(
+        "the cgroup of process {pid} is not visible below {searched}: mount the host's /sys/fs/cgroup and name it with --cgroup-root"
+    )]
     ProcessNotVisible { pid: u32, searched: String },
-    #[error("process {0} has no cgroup of its own, it is in the root of every hierarchy: follow only its threads with --only-pid, or the whole machine with --cgroup /")]
+    #[error(
+        "process {0} has no cgroup of its own, it is in the root of every hierarchy: follow only its threads with --only-pid, or the whole machine with --cgroup /"
+    )]
     RootCgroup(u32),
     #[error("failed to start \"{program}\": {error}")]
     Command { program: String, error: io::Error },
@@ -53,5 +59,8 @@ pub enum TargetError {
 }
 
 fn list(candidates: &[(String, PathBuf)]) -> String {
-    candidates.iter().map(|(id, path)| format!("\n  {id}  {}", path.display())).collect()
+    candidates
+        .iter()
+        .map(|(id, path)| format!("\n  {id}  {}", path.display()))
+        .collect()
 }

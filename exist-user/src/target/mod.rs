@@ -13,7 +13,7 @@ mod error;
 
 use std::{
     io,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use exist_trace::{file::model::ResolvedTarget, session::Target, units::Pid};
@@ -50,7 +50,11 @@ impl Resolved {
         ResolvedTarget {
             container: self.container.clone(),
             hierarchy: self.hierarchy.to_string(),
-            cgroups: self.roots.iter().map(|r| (r.path().to_string_lossy().into_owned(), r.id())).collect(),
+            cgroups: self
+                .roots
+                .iter()
+                .map(|r| (r.path().to_string_lossy().into_owned(), r.id()))
+                .collect(),
         }
     }
 
@@ -96,7 +100,11 @@ fn resolve_in(roots: &Roots, mounts: &Mounts, target: &Target) -> Result<Resolve
         Target::Container(id) => {
             let found = container::find(roots, mounts, id)?;
             let what = || format!("container {}", found.id);
-            let cgroups = found.paths.iter().map(|path| open(found.mount, path, what)).collect::<Result<_, _>>()?;
+            let cgroups = found
+                .paths
+                .iter()
+                .map(|path| open(found.mount, path, what))
+                .collect::<Result<_, _>>()?;
             Ok(resolved(found.mount, cgroups, Some(found.id)))
         }
         Target::Cgroup(path) => {
@@ -109,22 +117,40 @@ fn resolve_in(roots: &Roots, mounts: &Mounts, target: &Target) -> Result<Resolve
         Target::OnlyPid(pid) => match of_process(roots, mounts, *pid) {
             // The root will do: the process alone decides.
             Err(TargetError::RootCgroup(_)) => {
-                let mount = mounts.iter().next().ok_or_else(|| TargetError::NoHierarchy(roots.cgroup.clone()))?;
+                let mount = mounts
+                    .iter()
+                    .next()
+                    .ok_or_else(|| TargetError::NoHierarchy(roots.cgroup.clone()))?;
                 let root = open(mount, Path::new("/"), || "the root cgroup".into())?;
                 Ok(resolved(mount, vec![root], None))
             }
             other => other,
         }
-        .map(|resolved| Resolved { only_pid: Some(Pid(*pid)), ..resolved }),
+        .map(|resolved| Resolved {
+            only_pid: Some(Pid(*pid)),
+            ..resolved
+        }),
         Target::Command(argv) => {
             let (command, root, hierarchy) = command::start(roots, mounts, argv)?;
-            Ok(Resolved { command: Some(command), hierarchy, roots: vec![root], container: None, only_pid: None })
+            Ok(Resolved {
+                command: Some(command),
+                hierarchy,
+                roots: vec![root],
+                container: None,
+                only_pid: None,
+            })
         }
     }
 }
 
 fn resolved(mount: &Mount, roots: Vec<Cgroup>, container: Option<String>) -> Resolved {
-    Resolved { command: None, hierarchy: mount.hierarchy.clone(), roots, container, only_pid: None }
+    Resolved {
+        command: None,
+        hierarchy: mount.hierarchy.clone(),
+        roots,
+        container,
+        only_pid: None,
+    }
 }
 
 fn open(mount: &Mount, path: &Path, what: impl Fn() -> String) -> Result<Cgroup, TargetError> {
@@ -136,15 +162,27 @@ fn open(mount: &Mount, path: &Path, what: impl Fn() -> String) -> Result<Cgroup,
 
 /// A path below a mount, or an absolute one that begins with a mount point: that mount's then.
 fn cgroup<'a>(mounts: &'a Mounts, path: &Path) -> Result<(&'a Mount, PathBuf), TargetError> {
-    let whole = mounts.iter().find_map(|m| Some((m, Path::new("/").join(path.strip_prefix(&m.dir).ok()?))));
-    let tried = whole.into_iter().chain(mounts.iter().map(|m| (m, Path::new("/").join(path))));
-    tried
+    // Also drops a `/` at the end.
+    let below = |path: &Path| {
+        Path::new("/")
+            .components()
+            .chain(path.components())
+            .collect::<PathBuf>()
+    };
+    let whole = mounts
+        .iter()
+        .find_map(|m| Some((m, below(path.strip_prefix(&m.dir).ok()?))));
+    whole
         .into_iter()
+        .chain(mounts.iter().map(|m| (m, below(path))))
         .find(|(mount, path)| {
-            let leads_out = path.components().any(|c| c == std::path::Component::ParentDir);
+            let leads_out = path.components().any(|c| c == Component::ParentDir);
             !leads_out && mount.directory(path).is_dir()
         })
-        .ok_or_else(|| TargetError::NoCgroup { path: path.into(), searched: searched(mounts) })
+        .ok_or_else(|| TargetError::NoCgroup {
+            path: path.into(),
+            searched: searched(mounts),
+        })
 }
 
 /// The cgroup of a process in the first hierarchy where it is not in the root.
@@ -165,17 +203,26 @@ fn of_process(roots: &Roots, mounts: &Mounts, pid: u32) -> Result<Resolved, Targ
     }
     Err(match visible {
         true => TargetError::RootCgroup(pid),
-        false => TargetError::ProcessNotVisible { pid, searched: searched(mounts) },
+        false => TargetError::ProcessNotVisible {
+            pid,
+            searched: searched(mounts),
+        },
     })
 }
 
 fn searched(mounts: &Mounts) -> String {
-    let each: Vec<String> = mounts.iter().map(|m| format!("{} ({})", m.dir.display(), m.hierarchy)).collect();
+    let each: Vec<String> = mounts
+        .iter()
+        .map(|m| format!("{} ({})", m.dir.display(), m.hierarchy))
+        .collect();
     each.join(", ")
 }
 
 fn read_error(path: &Path, error: io::Error) -> TargetError {
-    TargetError::Read { what: path.display().to_string(), error }
+    TargetError::Read {
+        what: path.display().to_string(),
+        error,
+    }
 }
 
 #[cfg(test)]

@@ -26,12 +26,16 @@ fn ids(text: &str) -> String {
 impl Node {
     /// A node with these cgroups, each with the PIDs in it: `memory/docker/<A> 5`, `unified/x`.
     fn new(kind: Kind, cgroups: &str) -> Self {
-        let node = Self { dir: tempfile::tempdir().unwrap() };
+        let node = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
         let cg = fs::canonicalize(node.dir.path()).unwrap().join("cg");
         let line = |dir: &str, fs_type: &str, options: &str| {
             format!("1 0 0:1 / {} rw - {fs_type} none rw{options}\n", cg.join(dir).display())
         };
-        let v1: String = ["cpu", "pids", "memory"].map(|c| line(c, "cgroup", &format!(",{c}"))).concat();
+        let v1: String = ["cpu", "pids", "memory"]
+            .map(|c| line(c, "cgroup", &format!(",{c}")))
+            .concat();
         let mountinfo = match kind {
             Kind::V2 => line("", "cgroup2", "").replace("/cg/ ", "/cg "),
             Kind::V1 => v1,
@@ -59,7 +63,13 @@ impl Node {
 
     fn resolve(&self, target: &Target) -> Result<Resolved, TargetError> {
         let root = fs::canonicalize(self.dir.path()).unwrap();
-        resolve(&Roots { proc: root.join("proc"), cgroup: root.join("cg") }, target)
+        resolve(
+            &Roots {
+                proc: root.join("proc"),
+                cgroup: root.join("cg"),
+            },
+            target,
+        )
     }
 }
 
@@ -71,8 +81,15 @@ fn container(id: &str) -> Target {
 fn check(node: &Node, target: &Target, expect: Result<(&str, &[&str], Option<&str>), &str>) {
     match (node.resolve(target), expect) {
         (Ok(got), Ok((hierarchy, paths, container))) => {
-            let got_paths: Vec<_> = got.roots.iter().map(|r| r.path().to_string_lossy().into_owned()).collect();
-            assert_eq!((got.hierarchy.to_string().as_str(), got_paths), (hierarchy, paths.iter().map(|p| ids(p)).collect()));
+            let got_paths: Vec<_> = got
+                .roots
+                .iter()
+                .map(|r| r.path().to_string_lossy().into_owned())
+                .collect();
+            assert_eq!(
+                (got.hierarchy.to_string().as_str(), got_paths),
+                (hierarchy, paths.iter().map(|p| ids(p)).collect())
+            );
             assert_eq!(got.container, container.map(ids), "{target:?}");
             let mount = node.dir.path().join("cg").join(match hierarchy {
                 "cgroup2" if node.dir.path().join("cg/unified/cgroup.procs").exists() => "unified",
@@ -84,7 +101,10 @@ fn check(node: &Node, target: &Target, expect: Result<(&str, &[&str], Option<&st
                 assert_eq!(root.id(), fs::metadata(dir).unwrap().ino());
             }
             let header = got.header();
-            assert_eq!((header.hierarchy.as_str(), header.cgroups.len()), (hierarchy, got.roots.len()));
+            assert_eq!(
+                (header.hierarchy.as_str(), header.cgroups.len()),
+                (hierarchy, got.roots.len())
+            );
         }
         (Err(got), Err(words)) => {
             let text = got.to_string();
@@ -100,11 +120,27 @@ fn check(node: &Node, target: &Target, expect: Result<(&str, &[&str], Option<&st
 fn a_container_by_id_and_by_prefix() {
     let node = Node::new(Kind::V2, &ids("docker/<A> 5\ndocker/<B> 6\ndocker/<C> 7\nx/<C>y 8"));
     check(&node, &container("<A>"), Ok(("cgroup2", &["/docker/<A>"], Some("<A>"))));
-    check(&node, &container("aaaab"), Ok(("cgroup2", &["/docker/<B>"], Some("<B>"))));
-    check(&node, &container("cccc"), Ok(("cgroup2", &["/docker/<C>"], Some("<C>"))));
-    check(&node, &container("aaaa"), Err("ambiguous | \n  <A>  /docker/<A> | \n  <B>  /docker/<B>"));
+    check(
+        &node,
+        &container("aaaab"),
+        Ok(("cgroup2", &["/docker/<B>"], Some("<B>"))),
+    );
+    check(
+        &node,
+        &container("cccc"),
+        Ok(("cgroup2", &["/docker/<C>"], Some("<C>"))),
+    );
+    check(
+        &node,
+        &container("aaaa"),
+        Err("ambiguous | \n  <A>  /docker/<A> | \n  <B>  /docker/<B>"),
+    );
     check(&node, &container("ccc"), Err("too short | 4 characters"));
-    check(&node, &container("dddd"), Err("no container \"dddd\" | searched 10 cgroups with 3 containers | /cg (cgroup2)"));
+    check(
+        &node,
+        &container("dddd"),
+        Err("no container \"dddd\" | searched 11 cgroups with 3 containers | /cg (cgroup2)"),
+    );
     check(&node, &container("../docker"), Err("no container"));
 }
 
@@ -112,38 +148,77 @@ fn a_container_by_id_and_by_prefix() {
 fn the_version_2_cgroup_decides_when_it_is_the_containers_own() {
     let both = Node::new(Kind::Hybrid, &ids("unified\nunified/docker/<A> 5\nmemory/docker/<A> 5"));
     check(&both, &container("<A>"), Ok(("cgroup2", &["/docker/<A>"], Some("<A>"))));
-    let v1_only = Node::new(Kind::Hybrid, &ids("unified 5\npids/docker/<A> 5\nmemory/docker/<A> 5\ncpu/docker/<A> 5"));
-    check(&v1_only, &container("<A>"), Ok(("memory", &["/docker/<A>"], Some("<A>"))));
+    let v1_only = Node::new(
+        Kind::Hybrid,
+        &ids("unified 5\npids/docker/<A> 5\nmemory/docker/<A> 5\ncpu/docker/<A> 5"),
+    );
+    check(
+        &v1_only,
+        &container("<A>"),
+        Ok(("memory", &["/docker/<A>"], Some("<A>"))),
+    );
     let empty_v2 = Node::new(Kind::Hybrid, &ids("unified\nunified/docker/<A>\npids/docker/<A> 5"));
-    check(&empty_v2, &container("<A>"), Ok(("pids", &["/docker/<A>"], Some("<A>"))));
+    check(
+        &empty_v2,
+        &container("<A>"),
+        Ok(("pids", &["/docker/<A>"], Some("<A>"))),
+    );
     let all_empty = Node::new(Kind::V1, &ids("memory/docker/<A>\npids/docker/<A>"));
-    check(&all_empty, &container("<A>"), Ok(("memory", &["/docker/<A>"], Some("<A>"))));
+    check(
+        &all_empty,
+        &container("<A>"),
+        Ok(("memory", &["/docker/<A>"], Some("<A>"))),
+    );
     let no_memory = Node::new(Kind::V1, &ids("memory 5\ncpu/docker/<A> 5"));
-    check(&no_memory, &container("<A>"), Ok(("cpu", &["/docker/<A>"], Some("<A>"))));
+    check(
+        &no_memory,
+        &container("<A>"),
+        Ok(("cpu", &["/docker/<A>"], Some("<A>"))),
+    );
 }
 
 #[test]
 fn what_is_below_a_container_is_its_own() {
     let node = Node::new(
         Kind::V2,
-        &ids("system.slice/docker-<A>.scope/init 5\nsystem.slice/docker-<A>.scope/docker/<C> 6\n\
-            machine.slice/libpod-<B>.scope/container 7\nmachine.slice/libpod-conmon-<B>.scope 8\nelsewhere/libpod-<B> 9"),
+        &ids(
+            "system.slice/docker-<A>.scope/init 5\nsystem.slice/docker-<A>.scope/docker/<C> 6\n\
+            machine.slice/libpod-<B>.scope/container 7\nmachine.slice/libpod-conmon-<B>.scope 8\nelsewhere/libpod-<B> 9",
+        ),
     );
     let scope = "/system.slice/docker-<A>.scope";
     check(&node, &container("<A>"), Ok(("cgroup2", &[scope], Some("<A>"))));
     assert_eq!(node.resolve(&container("<A>")).unwrap().cgroup_ids().len(), 4);
-    check(&node, &container("<C>"), Ok(("cgroup2", &[&format!("{scope}/docker/<C>")], Some("<C>"))));
+    check(
+        &node,
+        &container("<C>"),
+        Ok(("cgroup2", &[&format!("{scope}/docker/<C>")], Some("<C>"))),
+    );
     // Two cgroups of one container, and not its conmon's.
     let mut both = node.resolve(&container("<B>")).unwrap();
     both.roots.sort_by_key(|r| r.path().to_owned());
-    let paths: Vec<_> = both.roots.iter().map(|r| r.path().to_string_lossy().into_owned()).collect();
-    assert_eq!(paths, ["/elsewhere/libpod-<B>", "/machine.slice/libpod-<B>.scope"].map(ids));
+    let paths: Vec<_> = both
+        .roots
+        .iter()
+        .map(|r| r.path().to_string_lossy().into_owned())
+        .collect();
+    assert_eq!(
+        paths,
+        ["/elsewhere/libpod-<B>", "/machine.slice/libpod-<B>.scope"].map(ids)
+    );
 }
 
 #[test]
 fn a_container_that_its_user_named() {
-    let node = Node::new(Kind::V2, &ids("default/web-1 5\ndefault/<A> 6\nsystem.slice/containerd.service 7"));
-    check(&node, &container("web-1"), Ok(("cgroup2", &["/default/web-1"], Some("web-1"))));
+    let node = Node::new(
+        Kind::V2,
+        &ids("default/web-1 5\ndefault/<A> 6\nsystem.slice/containerd.service 7"),
+    );
+    check(
+        &node,
+        &container("web-1"),
+        Ok(("cgroup2", &["/default/web-1"], Some("web-1"))),
+    );
     check(&node, &container("web-"), Err("no container"));
     check(&node, &container("containerd.service"), Err("no container"));
 }
@@ -152,7 +227,11 @@ fn a_container_that_its_user_named() {
 fn a_container_outside_of_what_is_mounted() {
     let node = Node::new(Kind::V2, "x 5");
     node.file("proc/77/cgroup", "0::/../kubepods/pod1/<A>\n");
-    check(&node, &container("aaaa"), Err("process 77 | /../kubepods/pod1/<A> | --cgroup-root"));
+    check(
+        &node,
+        &container("aaaa"),
+        Err("process 77 | /../kubepods/pod1/<A> | --cgroup-root"),
+    );
     let nothing = Node::new(Kind::V2, "");
     nothing.file("proc/self/mountinfo", "");
     check(&nothing, &container("aaaa"), Err("no cgroup hierarchy | --cgroup-root"));
@@ -160,7 +239,10 @@ fn a_container_outside_of_what_is_mounted() {
 
 #[test]
 fn a_cgroup_by_path() {
-    let node = Node::new(Kind::Hybrid, &ids("unified\nunified/a/b 5\nmemory/docker/<A> 5\npids/a/b 5"));
+    let node = Node::new(
+        Kind::Hybrid,
+        &ids("unified\nunified/a/b 5\nmemory/docker/<A> 5\npids/a/b 5"),
+    );
     let at = |path: &str| Target::Cgroup(ids(path));
     check(&node, &at("/a/b"), Ok(("cgroup2", &["/a/b"], None)));
     check(&node, &at("a/b/"), Ok(("cgroup2", &["/a/b"], None)));
@@ -169,7 +251,11 @@ fn a_cgroup_by_path() {
     let absolute = fs::canonicalize(node.dir.path()).unwrap().join("cg/pids/a/b");
     check(&node, &at(absolute.to_str().unwrap()), Ok(("pids", &["/a/b"], None)));
     for bad in ["/no/such", "../proc", "/a/../../../proc", "/a/b/cgroup.procs"] {
-        check(&node, &at(bad), Err(&format!("no cgroup \"{bad}\" | (cgroup2) | (memory)")));
+        check(
+            &node,
+            &at(bad),
+            Err(&format!("no cgroup \"{bad}\" | (cgroup2) | (memory)")),
+        );
     }
 }
 
@@ -187,7 +273,11 @@ fn a_process_by_its_id() {
     check(&node, &Target::Pid(8), Err("process 8 | --cgroup-root"));
     check(&node, &Target::Pid(9), Err("process 9 ended"));
     check(&node, &Target::Pid(10), Err("no process 10"));
-    check(&node, &Target::OnlyPid(6), Ok(("memory", &["/docker/<A>/x"], Some("<A>"))));
+    check(
+        &node,
+        &Target::OnlyPid(6),
+        Ok(("memory", &["/docker/<A>/x"], Some("<A>"))),
+    );
     check(&node, &Target::OnlyPid(7), Ok(("cgroup2", &["/"], None)));
     assert_eq!(node.resolve(&Target::OnlyPid(7)).unwrap().only_pid, Some(Pid(7)));
     assert_eq!(node.resolve(&Target::Pid(5)).unwrap().only_pid, None);

@@ -4,6 +4,8 @@
 //! self-contained: it repeats the header and the state at its start, so a file can be cut
 //! between any two of them.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -104,8 +106,8 @@ pub struct ClockPair {
 pub struct ThreadStatus {
     pub pid: Pid,
     pub tid: Tid,
-    /// `comm`, lossy UTF-8, at most 15 bytes from the kernel.
-    pub name: String,
+    /// `comm`, lossy UTF-8 of the at most 15 bytes that the kernel gives. Shared: each generation repeats it.
+    pub name: Arc<str>,
     /// The CPU it runs on, since when.
     pub running: Option<(Cpu, MonoNs)>,
 }
@@ -116,11 +118,11 @@ pub struct NameChange {
     pub time: MonoNs,
     pub pid: Pid,
     pub tid: Tid,
-    pub name: String,
+    pub name: Arc<str>,
 }
 
 /// An executable mapping of a target process.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mapping {
     /// When it was made; for one that existed before, the start of the period.
     pub time: MonoNs,
@@ -132,10 +134,10 @@ pub struct Mapping {
     pub dev_major: u32,
     pub dev_minor: u32,
     pub inode: u64,
-    /// Path as the process sees it, `[vdso]`, `//anon` and such, lossy UTF-8.
-    pub path: String,
+    /// Path as the process sees it, `[vdso]`, `//anon` and such, lossy UTF-8. Shared by every mapping of the file.
+    pub path: Arc<str>,
     /// The file's GNU build ID; empty when unknown.
-    pub build_id: Vec<u8>,
+    pub build_id: Arc<[u8]>,
 }
 
 /// Something that is missing from the trace.
@@ -176,6 +178,36 @@ pub enum LossKind {
     PtLate,
     /// A CPU went offline or came online.
     CpuHotplug,
+    /// Found by a reader: bytes of the file are damaged or missing, with every record in them.
+    FileDamaged,
+    /// Found by a reader: the file ends before the recording does.
+    FileCut,
+    /// Found by a reader: sequence numbers or counters say that records are missing, and no other loss accounts for them.
+    Unaccounted,
+    /// Written by a newer version that knows more kinds; the reason says which.
+    Other,
+}
+
+impl LossKind {
+    /// The name in JSON and in text.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::RingFull => "ring_full",
+            Self::SideBandFull => "side_band_full",
+            Self::MapFull => "map_full",
+            Self::Write => "write",
+            Self::AuxTruncated => "aux_truncated",
+            Self::AuxPartial => "aux_partial",
+            Self::PtUnavailable => "pt_unavailable",
+            Self::PtLate => "pt_late",
+            Self::CpuHotplug => "cpu_hotplug",
+            Self::FileDamaged => "file_damaged",
+            Self::FileCut => "file_cut",
+            Self::Unaccounted => "unaccounted",
+            Self::Other => "other",
+        }
+    }
 }
 
 /// A control operation on a CPU's tracer, or on the hook.
@@ -201,6 +233,25 @@ pub enum ControlKind {
     PtClose,
     /// First switch-in of the target on this CPU in the period (from the hook's notice).
     CpuSeen,
+    /// Written by a newer version that knows more kinds.
+    Other,
+}
+
+impl ControlKind {
+    /// The name in JSON and in text.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::HookAttach => "hook_attach",
+            Self::HookDetach => "hook_detach",
+            Self::PtOpen => "pt_open",
+            Self::PtEnable => "pt_enable",
+            Self::PtDisable => "pt_disable",
+            Self::PtClose => "pt_close",
+            Self::CpuSeen => "cpu_seen",
+            Self::Other => "other",
+        }
+    }
 }
 
 /// Bytes of one CPU's processor trace, in order.

@@ -38,7 +38,11 @@ fn line(line: &[u8]) -> Option<CgroupLine> {
     };
     Some(CgroupLine {
         hierarchy,
-        controllers: controllers.split(',').filter(|c| !c.is_empty()).map(Into::into).collect(),
+        controllers: controllers
+            .split(',')
+            .filter(|c| !c.is_empty())
+            .map(Into::into)
+            .collect(),
         path: PathBuf::from(OsString::from_vec(path.to_vec())),
         deleted,
     })
@@ -54,7 +58,12 @@ mod tests {
             .iter()
             .map(|l| {
                 let controllers: Vec<&str> = l.controllers.iter().map(String::as_str).collect();
-                (l.hierarchy, controllers, l.path.to_string_lossy().into_owned(), l.deleted)
+                (
+                    l.hierarchy,
+                    controllers,
+                    l.path.to_string_lossy().into_owned(),
+                    l.deleted,
+                )
             })
             .collect();
         let expect: Vec<_> = expect
@@ -83,6 +92,9 @@ mod tests {
 
     #[test]
     fn what_is_no_line_is_left_out() {
-        check(b"\n\nx:y:/z\n-1::/\n0:\n0::\n0::relative\n99999999999::/\n1:\xff:/\n1:pids:/ok", &[(1, &["pids"], "/ok", false)]);
+        check(
+            b"\n\nx:y:/z\n-1::/\n0:\n0::\n0::relative\n99999999999::/\n1:\xff:/\n1:pids:/ok",
+            &[(1, &["pids"], "/ok", false)],
+        );
     }
 }

@@ -74,7 +74,9 @@ mod tests {
 
     #[test]
     fn a_line_is_read_whole() {
-        let got = parse_maps(b"7f00aa000000-7f00aa025000 r-xp 00026000 fe:01 1234567                    /usr/lib/libc.so.6\n");
+        let got = parse_maps(
+            b"7f00aa000000-7f00aa025000 r-xp 00026000 fe:01 1234567                    /usr/lib/libc.so.6\n",
+        );
         assert_eq!(
             got,
             [MapsLine {
@@ -100,7 +102,10 @@ mod tests {
         assert_eq!(path(&with(b"     [vdso]")).unwrap(), b"[vdso]");
         assert_eq!(path(&with(b"/a b (deleted)")).unwrap(), b"/a b (deleted)");
         assert_eq!(path(&with(b"/a\\012b\xff")).unwrap(), b"/a\nb\xff");
-        assert_eq!(path(b"ffffffffff600000-ffffffffff601000 --xp 0 00:00 0 [vsyscall]").unwrap(), b"[vsyscall]");
+        assert_eq!(
+            path(b"ffffffffff600000-ffffffffff601000 --xp 0 00:00 0 [vsyscall]").unwrap(),
+            b"[vsyscall]"
+        );
     }
 
     #[test]

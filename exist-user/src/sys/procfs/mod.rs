@@ -217,7 +217,12 @@ mod tests {
         assert!(own.threads().unwrap().contains(&std::process::id()));
         assert!(processes(&roots).unwrap().contains(&std::process::id()));
         let here = own_ips_are_mapped as *const () as u64;
-        assert!(own.maps().unwrap().iter().any(|m| m.executable() && (m.start..m.end).contains(&here)));
+        assert!(
+            own.maps()
+                .unwrap()
+                .iter()
+                .any(|m| m.executable() && (m.start..m.end).contains(&here))
+        );
         let gone = Process::new(&roots, u32::MAX).stat().unwrap_err();
         assert!(is_gone(&gone), "{gone}");
     }

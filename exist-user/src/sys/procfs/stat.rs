@@ -80,7 +80,10 @@ mod tests {
     fn the_name_may_hold_anything() {
         for comm in ["sh", "", "a) S 9 (b", "))((", "x\ny"] {
             let got = parse_stat(&stat(comm)).unwrap();
-            assert_eq!((got.pid, got.comm.as_slice(), got.state, got.ppid), (7, comm.as_bytes(), b'S', 1));
+            assert_eq!(
+                (got.pid, got.comm.as_slice(), got.state, got.ppid),
+                (7, comm.as_bytes(), b'S', 1)
+            );
             assert_eq!((got.flags, got.start_ticks, got.cpu), (4_194_304, 987_654, 3));
         }
     }
@@ -91,7 +94,11 @@ mod tests {
         let full = parse_stat(&whole).unwrap();
         for cut in 0..whole.len() {
             if let Some(got) = parse_stat(&whole[..cut]) {
-                assert_eq!((got.pid, &got.comm, got.start_ticks), (full.pid, &full.comm, full.start_ticks), "{cut}");
+                assert_eq!(
+                    (got.pid, &got.comm, got.start_ticks),
+                    (full.pid, &full.comm, full.start_ticks),
+                    "{cut}"
+                );
             }
         }
         assert_eq!(parse_stat(b")("), None);
@@ -100,7 +107,11 @@ mod tests {
 
     #[test]
     fn schedstat_is_three_numbers() {
-        let expect = SchedStat { on_cpu_ns: 5, wait_ns: 6, timeslices: 7 };
+        let expect = SchedStat {
+            on_cpu_ns: 5,
+            wait_ns: 6,
+            timeslices: 7,
+        };
         assert_eq!(parse_schedstat(b"5 6 7\n"), Some(expect));
         for bad in [&b""[..], b"5 6", b"5 x 7", b"-5 6 7"] {
             assert_eq!(parse_schedstat(bad), None);

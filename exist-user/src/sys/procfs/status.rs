@@ -26,7 +26,9 @@ pub struct Status {
 pub fn parse_status(bytes: &[u8]) -> Status {
     let mut status = Status::default();
     for line in bytes.split(|&b| b == b'\n') {
-        let Some(colon) = line.iter().position(|&b| b == b':') else { continue };
+        let Some(colon) = line.iter().position(|&b| b == b':') else {
+            continue;
+        };
         let value = line[colon + 1..].trim_ascii();
         let small = |bytes: &[u8]| u32::try_from(decimal(bytes)?).ok();
         match &line[..colon] {
@@ -49,7 +51,8 @@ mod tests {
 
     #[test]
     fn known_keys_are_read_and_others_skipped() {
-        let text = b"Name:\tx\\nTgid:\t9\nTgid:\t7\nNSpid:\t7\t1\nCapEff:\t000001ffffffffff\nCapBnd:\t0\nNoNewPrivs:\t1\n\
+        let text =
+            b"Name:\tx\\nTgid:\t9\nTgid:\t7\nNSpid:\t7\t1\nCapEff:\t000001ffffffffff\nCapBnd:\t0\nNoNewPrivs:\t1\n\
             voluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\nno colon\n:\n\xff:\xff";
         let expect = Status {
             tgid: Some(7),

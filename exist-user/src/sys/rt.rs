@@ -1,0 +1,70 @@
+//! Scheduling of our own threads: they must run when every CPU of the node is busy, and disturb no one more than that.
+
+use std::io;
+
+/// Gives the calling thread real-time priority (`SCHED_FIFO`, the lowest of its priorities): for the thread that enables
+/// tracers, which sleeps but for some microseconds a CPU. Threads it starts later are ordinary ones.
+///
+/// # Errors
+/// EPERM without CAP_SYS_NICE or `RLIMIT_RTPRIO`, or under a cgroup without real-time budget.
+pub fn become_real_time() -> io::Result<()> {
+    let param = libc::sched_param { sched_priority: 1 };
+    // SAFETY: `param` is valid for the call; 0 is the calling thread.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const param) } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Raises the calling thread (not the process) to `nice` −10: for the thread that drains the rings.
+///
+/// # Errors
+/// EACCES without CAP_SYS_NICE or `RLIMIT_NICE`.
+pub fn raise_priority() -> io::Result<()> {
+    // SAFETY: takes no pointer; `PRIO_PROCESS` with 0 means the calling thread on Linux (`kernel/sys.c`, `setpriority`).
+    match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy() -> i32 {
+        // SAFETY: takes no pointer.
+        unsafe { libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK }
+    }
+
+    #[test]
+    fn only_the_calling_thread_is_raised() {
+        let raised = std::thread::spawn(|| {
+            if let Err(error) = become_real_time() {
+                println!("skipped: {error}");
+                return true;
+            }
+            let child = std::thread::spawn(policy).join();
+            policy() == libc::SCHED_FIFO && child.is_ok_and(|policy| policy == libc::SCHED_OTHER)
+        });
+        assert!(raised.join().unwrap());
+        assert_eq!(policy(), libc::SCHED_OTHER);
+    }
+
+    #[test]
+    fn niceness_is_of_the_thread() {
+        let nice = || {
+            // SAFETY: takes no pointer.
+            unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
+        };
+        let before = nice();
+        let raised = std::thread::spawn(move || raise_priority().map(|()| nice()))
+            .join()
+            .unwrap();
+        match raised {
+            Ok(now) => assert_eq!(now, -10),
+            Err(error) => println!("skipped: {error}"),
+        }
+        assert_eq!(nice(), before);
+    }
+}

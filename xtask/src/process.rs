@@ -1,0 +1,63 @@
+//! Runs other programs. Takes a command, gives its success or an error that names it.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+/// The workspace's root folder.
+pub fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask is a folder of the workspace")
+        .to_path_buf()
+}
+
+/// Prints the command, runs it to its end with our own standard streams.
+///
+/// # Errors
+/// If it cannot be started or does not exit with 0.
+pub fn run(command: &mut Command) -> Result<()> {
+    eprintln!("+ {}", line(command));
+    let status = command
+        .status()
+        .with_context(|| format!("failed to start {}", line(command)))?;
+    if !status.success() {
+        bail!("{} ended with {status}", line(command));
+    }
+    Ok(())
+}
+
+/// Runs the command and gives what it printed on standard output.
+///
+/// # Errors
+/// If it cannot be started or does not exit with 0; the error holds what it printed on standard error.
+pub fn output(command: &mut Command) -> Result<String> {
+    let out = command
+        .output()
+        .with_context(|| format!("failed to start {}", line(command)))?;
+    if !out.status.success() {
+        bail!(
+            "{} ended with {}: {}",
+            line(command),
+            out.status,
+            String::from_utf8_lossy(&out.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Whether a program of this name is on the PATH.
+pub fn on_path(program: &str) -> bool {
+    std::env::var_os("PATH").is_some_and(|paths| std::env::split_paths(&paths).any(|dir| dir.join(program).is_file()))
+}
+
+fn line(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|part| part.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}

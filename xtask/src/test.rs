@@ -1,0 +1,23 @@
+//! `cargo xtask test`: sets up what is missing and runs all tests.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::{
+    process,
+    setup::{self, Need},
+};
+
+/// Runs `cargo xtask test`.
+///
+/// # Errors
+/// If something cannot be set up, or a test fails.
+pub fn run() -> Result<()> {
+    setup::ensure(&[Need::Bpf, Need::Live])?;
+    process::run(
+        Command::new("cargo")
+            .args(["test", "--locked", "--workspace", "--exclude", "exist-ebpf"])
+            .current_dir(process::workspace()),
+    )
+}
