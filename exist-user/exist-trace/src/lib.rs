@@ -5,5 +5,6 @@
 #![forbid(unsafe_code)]
 
 pub mod file;
+pub mod pt;
 pub mod session;
 pub mod units;
