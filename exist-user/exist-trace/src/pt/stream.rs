@@ -24,6 +24,8 @@ pub struct Packets<'a> {
     items: BlockItems,
     errata: Errata,
     failed: bool,
+    /// End of the last PSB that was read.
+    psb_end: usize,
 }
 
 impl<'a> Packets<'a> {
@@ -37,6 +39,7 @@ impl<'a> Packets<'a> {
             items: BlockItems::None,
             errata,
             failed: false,
+            psb_end: 0,
         }
     }
 
@@ -52,8 +55,12 @@ impl<'a> Packets<'a> {
         self.errata
     }
 
-    /// Goes to the next PSB that starts at `from` or later; `false` and the end of the stream when there is none.
+    /// Goes to the next PSB that ends after `from`; `false` and the end of the stream when there is none.
+    ///
+    /// Such a PSB may start before `from`: when a packet was cut off and a PSB written over its rest,
+    /// the error shows only behind the bytes that were taken for that packet.
     pub fn resync(&mut self, from: u64) -> bool {
+        let from = from.saturating_sub(PSB.len() as u64 - 1).max(self.psb_end as u64);
         let found = find_psb(self.bytes, from);
         self.at = found.map_or(self.bytes.len(), |offset| offset as usize);
         self.items = BlockItems::None;
@@ -74,6 +81,9 @@ impl Iterator for Packets<'_> {
             Ok((packet, len)) => {
                 let offset = self.at as u64;
                 self.at += len;
+                if packet == Packet::Psb {
+                    self.psb_end = self.at;
+                }
                 self.items = match packet {
                     Packet::Bbp { short_items: true, .. } => BlockItems::Four,
                     Packet::Bbp { short_items: false, .. } => BlockItems::Eight,
@@ -115,23 +125,11 @@ fn may_interrupt_block(packet: &Packet) -> bool {
 /// at its last possible place, since the true PSB is what packets follow.
 #[must_use]
 pub fn find_psb(bytes: &[u8], from: u64) -> Option<u64> {
-    let mut at = usize::try_from(from).ok()?;
-    loop {
-        let rest = bytes.get(at..)?;
-        // Two bytes that only a PSB's pattern repeats are the cheapest filter.
-        let step = rest.windows(2).position(|w| w == [2, 0x82])?;
-        at += step;
-        let rest = &bytes[at..];
-        if rest.starts_with(&PSB) {
-            let more = rest[PSB.len()..]
-                .chunks_exact(2)
-                .take_while(|pair| *pair == [2, 0x82])
-                .count();
-            return Some((at + 2 * more) as u64);
-        }
-        let matched = rest.chunks_exact(2).take_while(|pair| *pair == [2, 0x82]).count();
-        at += 2 * matched.max(1);
-    }
+    let from = usize::try_from(from).ok()?;
+    let at = from + memchr::memmem::find(bytes.get(from..)?, &PSB)?;
+    let rest = &bytes[at + PSB.len()..];
+    let more = rest.chunks_exact(2).take_while(|pair| *pair == [2, 0x82]).count();
+    Some((at + 2 * more) as u64)
 }
 
 /// Offsets of all PSBs: at each of them a stream can be cut into pieces that are decoded on their own.

@@ -1,0 +1,11 @@
+//! Decoding checked against other decoders' results on real and reference data.
+//!
+//! The data is third-party and not part of the project: `EXIST_CAPTURES` names its folder, else
+//! `../shared/captures` beside the workspace is tried; without it a test says that it is skipped.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "decode/captures.rs"]
+mod captures;
+#[path = "decode/ptdump.rs"]
+mod ptdump;
