@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(1);
 fn written(generations: &[Generation]) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new());
     for generation in generations {
-        writer.write(generation).unwrap();
+        writer.write(generation).expect("the sample fits a chunk");
     }
     writer.into_inner()
 }
