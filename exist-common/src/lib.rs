@@ -6,6 +6,13 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod frozen;
+mod notice;
 mod record;
+mod state;
+mod words;
 
+pub use frozen::{Frozen, judge};
+pub use notice::{NOTICE_BYTES, Notice, NoticeKind};
 pub use record::{Op, RECORD_BYTES, Record, WireError, flags};
+pub use state::{Control, CpuState};

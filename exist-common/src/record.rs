@@ -68,6 +68,7 @@ pub struct Record {
     /// `bpf_ktime_get_ns()`: CLOCK_MONOTONIC, nanoseconds.
     pub time_ns: u64,
     /// User-mode instruction pointer from `bpf_task_pt_regs`; 0 when there is none. For `Fork`: the parent.
+    /// For `Exec`: the thread's number before, which differs when it was not its process's first thread.
     pub ip: u64,
     /// Process (the kernel's `tgid`), as seen in the initial PID namespace.
     pub pid: u32,
@@ -81,8 +82,8 @@ pub struct Record {
     pub flags: u8,
     /// `Out`: the kernel's task state at switch-out, raw (0: still runnable). Otherwise 0.
     pub state: u16,
-    /// Low 16 bits of the count of records that this CPU produced, dropped ones included:
-    /// a gap places a loss between two records.
+    /// `In` and `Out`: low 16 bits of the count of them that this CPU produced, dropped ones included:
+    /// a gap places a loss between two records. Other operations travel apart and have 0.
     pub seq: u16,
 }
 
@@ -91,17 +92,20 @@ const _: () = assert!(size_of::<Record>() == RECORD_BYTES && align_of::<Record>(
 /// Why bytes are not a [`Record`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
-    /// The slice has this many bytes, not [`RECORD_BYTES`].
+    /// The slice has this many bytes, not those of what was asked for.
     Length(usize),
     /// No [`Op`] has this number.
     Op(u8),
+    /// No [`NoticeKind`](crate::NoticeKind) has this number.
+    Notice(u32),
 }
 
 impl core::fmt::Display for WireError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Length(n) => write!(f, "record of {n} bytes, expected {RECORD_BYTES}"),
+            Self::Length(n) => write!(f, "unexpected length of {n} bytes (a record has {RECORD_BYTES})"),
             Self::Op(op) => write!(f, "record with unknown operation {op}"),
+            Self::Notice(kind) => write!(f, "notice of unknown kind {kind}"),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Build, test, demonstration and measurement commands of exist; a file each.
 
 mod bench;
+mod build_ebpf;
 mod ci;
 mod process;
 mod setup;
@@ -23,6 +24,8 @@ struct Cli {
 enum Command {
     /// Measure: costs and truth, beside peers; without a name, lists the benches.
     Bench(bench::Args),
+    /// Compile and link the BPF programs; says which tool chain it took.
+    BuildEbpf,
     /// Format check, lints and all tests: what has to pass before a change lands.
     Ci,
     /// Install what is missing.
@@ -36,6 +39,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
+        Command::BuildEbpf => build_ebpf::run(),
         Command::Ci => ci::run(),
         Command::Setup(args) => setup::run(&args),
         Command::Test => test::run(),

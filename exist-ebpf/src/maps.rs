@@ -1,0 +1,45 @@
+//! The maps. Their sizes here are the least; user space sets them at load.
+
+use aya_ebpf::{
+    btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, PerCpuArray, RingBuf},
+    macros::btf_map,
+};
+use exist_common::{Control, CpuState, Notice, Record};
+
+/// A ring of one page: what the kernel takes as the least, and what makes the type of every inner ring.
+pub type ShardRing = RingBuf<Record, 4096>;
+
+/// One ring for each possible CPU, put in by user space: a switch is written without a lock that another
+/// CPU holds, and a busy CPU cannot take the room of a quiet one.
+#[btf_map]
+pub static RINGS: ArrayOfMaps<ShardRing, 1> = ArrayOfMaps::new();
+
+/// Records of life (fork, exec, exit, attach): rare, so one ring.
+#[btf_map]
+pub static LIFE: RingBuf<Record, 4096> = RingBuf::new();
+
+/// Notices; the only ring with wake-ups.
+#[btf_map]
+pub static NOTICES: RingBuf<Notice, 4096> = RingBuf::new();
+
+/// What user space says.
+#[btf_map]
+pub static CONTROL: Array<Control, 1> = Array::new();
+
+/// Each CPU's state and counters.
+#[btf_map]
+pub static CPUS: PerCpuArray<CpuState, 1> = PerCpuArray::new();
+
+/// The target's cgroups: their IDs in the hierarchy that decides (`FROZEN.hierarchy_id`), each with
+/// [`ROOT`] or [`BELOW`].
+#[btf_map]
+pub static TARGETS: HashMap<u64, u32, 1> = HashMap::new();
+
+/// A cgroup that user space named.
+pub const ROOT: u32 = 1;
+/// A cgroup below a root.
+pub const BELOW: u32 = 0;
+
+/// When a process (or a thread alone) was last moved within the hierarchy that decides.
+#[btf_map]
+pub static MOVES: LruHashMap<u32, u64, 1024> = LruHashMap::new();

@@ -1,0 +1,102 @@
+//! Fields of kernel structs, by plain loads at frozen offsets.
+//!
+//! The pointers come from tracepoint arguments or `bpf_get_current_task_btf`, so the verifier knows their
+//! types and makes each load safe (a bad address reads as 0): no probe-read helper is called.
+
+use core::ffi::c_void;
+
+use aya_ebpf::{
+    EbpfContext,
+    helpers::{bpf_get_current_task_btf, bpf_task_pt_regs},
+    programs::BtfTracePointContext,
+};
+
+use crate::frozen::frozen;
+
+/// `PF_KTHREAD`, include/linux/sched.h.
+const PF_KTHREAD: u32 = 0x0020_0000;
+
+/// Loads a field of a kernel struct.
+///
+/// # Safety
+/// `base` must be a pointer whose type the verifier knows.
+#[inline(always)]
+pub unsafe fn load<T: Copy>(base: *const c_void, offset: u32) -> T {
+    // SAFETY: the verifier checks offset and size against the type, and catches a fault.
+    unsafe { *base.cast::<u8>().add(offset as usize).cast::<T>() }
+}
+
+/// The `n`th argument of a BTF tracepoint, as a word.
+#[inline(always)]
+pub fn argument(ctx: &BtfTracePointContext, n: usize) -> u64 {
+    // SAFETY: the context is an array of words, one for each argument; the verifier refuses one too many.
+    unsafe { *ctx.as_ptr().cast::<u64>().add(n) }
+}
+
+/// A `task_struct`.
+#[derive(Clone, Copy)]
+pub struct Task(*const c_void);
+
+impl Task {
+    /// From a tracepoint's argument of type `struct task_struct *`.
+    #[inline(always)]
+    pub fn argument(ctx: &BtfTracePointContext, n: usize) -> Self {
+        Self(argument(ctx, n) as *const c_void)
+    }
+
+    /// The task that runs here.
+    #[inline(always)]
+    pub fn current() -> Self {
+        // SAFETY: the helper has no conditions.
+        Self(unsafe { bpf_get_current_task_btf() }.cast_const().cast())
+    }
+
+    /// What users call the thread.
+    #[inline(always)]
+    pub fn tid(self) -> u32 {
+        // SAFETY: a task is typed.
+        unsafe { load(self.0, frozen!(task_pid)) }
+    }
+
+    /// What users call the process.
+    #[inline(always)]
+    pub fn pid(self) -> u32 {
+        // SAFETY: a task is typed.
+        unsafe { load(self.0, frozen!(task_tgid)) }
+    }
+
+    /// Process and thread in one word.
+    #[inline(always)]
+    pub fn pid_tid(self) -> u64 {
+        u64::from(self.pid()) << 32 | u64::from(self.tid())
+    }
+
+    /// `__state`.
+    #[inline(always)]
+    pub fn state(self) -> u32 {
+        // SAFETY: a task is typed.
+        unsafe { load(self.0, frozen!(task_state)) }
+    }
+
+    /// The `css_set` that says in which cgroups it is.
+    #[inline(always)]
+    pub fn cgroups(self) -> *const c_void {
+        // SAFETY: a task is typed.
+        unsafe { load(self.0, frozen!(task_cgroups)) }
+    }
+
+    /// Where it left user mode, or will resume; `None` for one that has no user mode.
+    #[inline(always)]
+    pub fn user_ip(self) -> Option<u64> {
+        // SAFETY: a task is typed.
+        let (mm, task_flags): (u64, u32) = unsafe { (load(self.0, frozen!(task_mm)), load(self.0, frozen!(task_flags))) };
+        if mm == 0 || task_flags & PF_KTHREAD != 0 {
+            return None;
+        }
+        // SAFETY: the helper takes a task and gives typed registers.
+        Some(unsafe {
+            let regs = bpf_task_pt_regs(self.0.cast_mut().cast()) as *const c_void;
+            load(regs, frozen!(regs_ip))
+        })
+    }
+}
