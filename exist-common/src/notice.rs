@@ -109,6 +109,9 @@ mod tests {
                 Err(error) => assert_eq!(error, WireError::Notice(u32::from(kind))),
             }
         }
-        assert_eq!(Notice::from_bytes(&bytes[1..]), Err(WireError::Length(NOTICE_BYTES - 1)));
+        assert_eq!(
+            Notice::from_bytes(&bytes[1..]),
+            Err(WireError::Length(NOTICE_BYTES - 1))
+        );
     }
 }

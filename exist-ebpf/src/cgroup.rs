@@ -107,7 +107,12 @@ pub fn cgroup_attach_task(ctx: BtfTracePointContext) -> i32 {
         },
     );
     if enters {
-        emit::notice(here.cpu, NoticeKind::Attached, u64::from(pid) << 32 | u64::from(tid), to.id());
+        emit::notice(
+            here.cpu,
+            NoticeKind::Attached,
+            u64::from(pid) << 32 | u64::from(tid),
+            to.id(),
+        );
     }
     0
 }

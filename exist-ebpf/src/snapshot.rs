@@ -4,11 +4,7 @@
 use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
 use exist_common::flags;
 
-use crate::{
-    emit,
-    running::Running,
-    task::Task,
-};
+use crate::{emit, running::Running, task::Task};
 
 /// Never attached: run by `BPF_PROG_TEST_RUN`, which on another CPU is an interrupt there.
 #[raw_tracepoint]

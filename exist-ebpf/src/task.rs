@@ -89,7 +89,8 @@ impl Task {
     #[inline(always)]
     pub fn user_ip(self) -> Option<u64> {
         // SAFETY: a task is typed.
-        let (mm, task_flags): (u64, u32) = unsafe { (load(self.0, frozen!(task_mm)), load(self.0, frozen!(task_flags))) };
+        let (mm, task_flags): (u64, u32) =
+            unsafe { (load(self.0, frozen!(task_mm)), load(self.0, frozen!(task_flags))) };
         if mm == 0 || task_flags & PF_KTHREAD != 0 {
             return None;
         }

@@ -37,8 +37,7 @@ struct ToolChain {
 pub fn run() -> Result<()> {
     let root = process::workspace();
     let chain = ToolChain::choose()?;
-    let linker = setup::bpf_linker()
-        .context("there is no bpf-linker; `cargo xtask setup bpf` installs it")?;
+    let linker = setup::bpf_linker().context("there is no bpf-linker; `cargo xtask setup bpf` installs it")?;
     let llvm = chain.llvm()?;
     println!("compiler: {} (LLVM {llvm})", chain.name);
     match linker_llvm(&linker)? {
@@ -150,14 +149,28 @@ impl ToolChain {
         ];
         let mut command = Command::new(&self.cargo);
         command
-            .args(["build", "--locked", "--release", "--package", OBJECT, "--target", TARGET])
+            .args([
+                "build",
+                "--locked",
+                "--release",
+                "--package",
+                OBJECT,
+                "--target",
+                TARGET,
+            ])
             .args(["-Z", "build-std=core"])
             .current_dir(root)
             .env("RUSTC", &self.rustc)
             .env("CARGO_TARGET_DIR", &target_dir)
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
         // What the outer cargo sets for its own compiler must not reach this one.
-        for inherited in ["RUSTUP_TOOLCHAIN", "CARGO", "RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"] {
+        for inherited in [
+            "RUSTUP_TOOLCHAIN",
+            "CARGO",
+            "RUSTFLAGS",
+            "RUSTC_WRAPPER",
+            "RUSTC_WORKSPACE_WRAPPER",
+        ] {
             command.env_remove(inherited);
         }
         if self.bootstrap {
@@ -223,7 +236,10 @@ mod tests {
         assert_eq!(rustc_llvm("release: 1.96.0\n"), None);
         let ldd = "\tlibgcc_s.so.1 => /lib/libgcc_s.so.1 (0x1)\n\tlibLLVM.so.22.1 => /usr/lib/libLLVM.so.22.1 (0x2)\n";
         assert_eq!(shared_llvm(ldd), Some(Version(22, 1)));
-        assert_eq!(shared_llvm("\tlibLLVM-18.so => /usr/lib/libLLVM-18.so (0x2)\n"), Some(Version(18, 0)));
+        assert_eq!(
+            shared_llvm("\tlibLLVM-18.so => /usr/lib/libLLVM-18.so (0x2)\n"),
+            Some(Version(18, 0))
+        );
         assert_eq!(shared_llvm("\tstatically linked\n"), None);
         assert!(Version(21, 9) < Version(22, 1));
     }
