@@ -48,7 +48,16 @@ impl Need {
                 "zlib1g-dev",
                 "libxml2-dev",
             ],
-            Self::Live => &["build-essential", "linux-perf", "busybox-static"],
+            Self::Live => &[
+                "build-essential",
+                "busybox-static",
+                "conmon",
+                "containerd",
+                "docker.io",
+                "linux-perf",
+                "podman",
+                "runc",
+            ],
         }
     }
 }
