@@ -4,3 +4,6 @@
 
 pub mod sys;
 pub mod target;
+
+pub mod alloc;
+pub mod capture;

@@ -7,7 +7,7 @@ use exist_trace::{
         ClockPair, ControlKind, ControlOp, CpuCounters, CpuInfo, End, Generation, Header, ImageBytes, Loss, LossKind,
         Mapping, NameChange, Node, PtBytes, PtSettings, Record, ResolvedTarget, SwitchOp, ThreadStatus, flags,
     },
-    session::{Session, Target},
+    session::{PtRequest, Session, Target},
     units::{Cpu, MonoNs, Pid, Tid, Tsc},
 };
 
@@ -36,6 +36,7 @@ fn header() -> Header {
         session: Session {
             target: Target::Container("4f1e".into()),
             period_ns: Some(3 * STEP),
+            pt: PtRequest::default(),
         },
         target: ResolvedTarget {
             container: Some("4f1e".repeat(16)),
@@ -57,6 +58,7 @@ fn header() -> Header {
             tsc_art_denominator: 2,
             max_nonturbo_ratio: 25,
             caps: vec![("psb_cyc".into(), "1".into())],
+            ..PtSettings::default()
         }),
     }
 }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::units::Cpu;
+
 /// A recording as it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Session {
@@ -9,6 +11,39 @@ pub struct Session {
     pub target: Target,
     /// Length of the period in nanoseconds; `None`: until the target exits or the user stops it.
     pub period_ns: Option<u64>,
+    /// Processor trace.
+    #[serde(default, skip_serializing_if = "PtRequest::is_default")]
+    pub pt: PtRequest,
+}
+
+/// What is asked of the processor trace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PtRequest {
+    pub mode: PtMode,
+    /// Buffer of each CPU, bytes; `None`: the default.
+    pub buffer_bytes: Option<u64>,
+    /// All buffers together, bytes; `None`: the default.
+    pub budget_bytes: Option<u64>,
+    /// Only these CPUs; `None`: all but the isolated and nohz_full ones.
+    pub cpus: Option<Vec<Cpu>>,
+}
+
+impl PtRequest {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Whether to record a processor trace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PtMode {
+    /// Where there is one; a recording without it says why.
+    #[default]
+    Auto,
+    /// A recording without it is an error.
+    On,
+    Off,
 }
 
 /// What to follow.

@@ -8,6 +8,8 @@ pub mod clock;
 pub mod cpu;
 pub mod memlock;
 pub mod perf;
+pub mod poll;
 pub mod procfs;
+pub mod pt;
 pub mod roots;
 pub mod rt;

@@ -91,6 +91,22 @@ pub struct PtSettings {
     pub max_nonturbo_ratio: u32,
     /// Each capability under `caps/`, as read.
     pub caps: Vec<(String, String)>,
+    /// What this machine cannot do, and what that means.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// The buffer of each CPU that could be recorded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub buffers: Vec<PtBuffer>,
+}
+
+/// One CPU's buffer for the processor trace: locked memory, allocated and zeroed before the period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PtBuffer {
+    pub cpu: Cpu,
+    /// Its size; when that many bytes are written, the CPU's trace ends.
+    pub bytes: u64,
+    /// How long allocating and zeroing it took.
+    pub map_ns: u64,
 }
 
 /// A reading of both clocks at one moment: the TSC was between `tsc_before` and `tsc_after` when CLOCK_MONOTONIC was `mono`.

@@ -37,6 +37,12 @@ pub enum Body {
     Exit(Task),
     /// This many records were lost before this one.
     Lost(u64),
+    Aux(Aux),
+    /// The tracer was started for the first time while this thread ran.
+    ItraceStart {
+        pid: u32,
+        tid: u32,
+    },
     /// A record of a kind that is not used here, by its number.
     Other(u32),
 }
@@ -76,6 +82,17 @@ pub struct Task {
     pub tid: u32,
     pub parent_tid: u32,
     pub time_ns: u64,
+}
+
+/// Bytes that were written to the AUX area (`PERF_RECORD_AUX`), stamped when the writing ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Aux {
+    /// Free-running offset of the first byte.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+    /// `PERF_AUX_FLAG_*`.
+    pub flags: u64,
 }
 
 /// Why bytes are not a record.
@@ -158,6 +175,15 @@ fn body(kind: u32, misc: u16, mut f: Fields<'_>) -> Option<Body> {
             f.u64()?; // the event's ID
             Body::Lost(f.u64()?)
         }
+        bindings::PERF_RECORD_AUX => Body::Aux(Aux {
+            offset: f.u64()?,
+            size: f.u64()?,
+            flags: f.u64()?,
+        }),
+        bindings::PERF_RECORD_ITRACE_START => Body::ItraceStart {
+            pid: f.u32()?,
+            tid: f.u32()?,
+        },
         bindings::PERF_RECORD_LOST_SAMPLES => Body::Lost(f.u64()?),
         other => Body::Other(other),
     })
@@ -363,6 +389,18 @@ mod tests {
         check(
             &record(bindings::PERF_RECORD_LOST_SAMPLES, 0, &[&longs(&[3])]),
             Body::Lost(3),
+        );
+        check(
+            &record(bindings::PERF_RECORD_AUX, 0, &[&longs(&[4096, 512, 1])]),
+            Body::Aux(Aux {
+                offset: 4096,
+                size: 512,
+                flags: 1,
+            }),
+        );
+        check(
+            &record(bindings::PERF_RECORD_ITRACE_START, 0, &[&words(&[7, 8])]),
+            Body::ItraceStart { pid: 7, tid: 8 },
         );
         check(&record(77, 0, &[&longs(&[3])]), Body::Other(77));
     }

@@ -76,6 +76,16 @@ impl Ring {
         self.tail().store(head, Ordering::Release);
     }
 
+    /// The control page, mapped as long as `self` lives.
+    pub(super) fn control(&self) -> NonNull<perf_event_mmap_page> {
+        self.page
+    }
+
+    /// Bytes of the mapping: the control page and the data.
+    pub(super) fn mapped_bytes(&self) -> usize {
+        self.page_bytes + self.data_bytes
+    }
+
     fn head(&self) -> &AtomicU64 {
         // SAFETY: the control page is mapped as long as `self` lives, the field is an aligned u64, and both sides
         // access it atomically.
@@ -91,7 +101,7 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         // SAFETY: `map` made exactly this mapping, and no reference into it outlives `self`.
-        unsafe { libc::munmap(self.page.as_ptr().cast(), self.page_bytes + self.data_bytes) };
+        unsafe { libc::munmap(self.page.as_ptr().cast(), self.mapped_bytes()) };
     }
 }
 
