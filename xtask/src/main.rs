@@ -26,6 +26,9 @@ enum Command {
     Bench(bench::Args),
     /// Compile and link the BPF programs; says which tool chain it took.
     BuildEbpf,
+    /// The program that benches record.
+    #[command(hide = true)]
+    BenchTarget(bench::target::Args),
     /// Format check, lints and all tests: what has to pass before a change lands.
     Ci,
     /// Install what is missing.
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
         Command::BuildEbpf => build_ebpf::run(),
+        Command::BenchTarget(args) => bench::target::run(&args),
         Command::Ci => ci::run(),
         Command::Setup(args) => setup::run(&args),
         Command::Test => test::run(),

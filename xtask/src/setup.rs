@@ -27,6 +27,8 @@ pub enum Need {
     Bpf,
     /// Live tests: perf, container engines, a C compiler.
     Live,
+    /// Benches: services, load generators, other recorders.
+    Bench,
 }
 
 /// Release of the BPF linker that is tried with LLVM 22.
@@ -57,6 +59,14 @@ impl Need {
                 "linux-perf",
                 "podman",
                 "runc",
+            ],
+            Self::Bench => &[
+                "bpftrace",
+                "linux-perf",
+                "memcached",
+                "nginx-light",
+                "redis-server",
+                "wrk",
             ],
         }
     }

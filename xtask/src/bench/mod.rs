@@ -3,22 +3,47 @@
 //! A bench refuses to run where it cannot measure (no root, no peer), with the reason: it never prints a figure that it
 //! did not measure. A row that is not `ok` makes the command fail.
 
-// Until the first bench is in the table.
-#[allow(dead_code)]
+mod bpf;
+mod budget;
+mod burner;
+mod child;
+mod ftrace;
+mod group;
+mod load;
+mod oncpu;
+mod overhead;
+mod perfetto;
 mod row;
-#[allow(dead_code)]
+mod services;
+mod sid;
 pub mod stats;
+pub mod target;
+mod tools;
+
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-#[allow(unused_imports)]
 pub use row::{Report, Row};
+
+use crate::process;
 
 /// A bench: fills the report, or says why it could not measure.
 type Bench = fn(&Options, &mut Report) -> Result<()>;
 
 /// Every bench by name, with one line for `--help`. A new bench is a file here and a line in this table.
-const BENCHES: &[(&str, &str, Bench)] = &[];
+const BENCHES: &[(&str, &str, Bench)] = &[
+    (
+        "overhead",
+        "what recording costs memcached, nginx and redis, beside other recorders",
+        overhead::run,
+    ),
+    (
+        "perfetto",
+        "time on CPU of each thread, beside Perfetto recording the same seconds",
+        perfetto::run,
+    ),
+];
 
 /// `cargo xtask bench NAME`.
 #[derive(clap::Args, Debug)]
@@ -38,6 +63,29 @@ pub struct Options {
     /// Fewer and shorter windows: a minute or two, for CI; the bounds are wider
     #[arg(long)]
     pub short: bool,
+    /// Only the parts whose name contains this; can be given more than once
+    #[arg(long, value_name = "PART")]
+    pub only: Vec<String>,
+}
+
+impl Options {
+    /// Whether the part of this name is to be measured.
+    pub fn wants(&self, part: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| part.contains(only.as_str()))
+    }
+}
+
+/// An empty folder `target/bench/NAME` for the files of a bench.
+///
+/// # Errors
+/// It cannot be emptied or made.
+pub fn work_dir(name: &str) -> Result<PathBuf> {
+    let dir = process::workspace().join("target/bench").join(name);
+    if dir.exists() {
+        fs::remove_dir_all(&dir).with_context(|| format!("failed to empty {}", dir.display()))?;
+    }
+    fs::create_dir_all(&dir).with_context(|| format!("failed to create {}", dir.display()))?;
+    Ok(dir)
 }
 
 /// Runs one bench.

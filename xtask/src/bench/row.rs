@@ -126,6 +126,14 @@ impl Report {
     }
 }
 
+#[cfg(test)]
+impl Report {
+    /// Whether the row of this name is `ok`.
+    pub fn row_ok(&self, what: &str) -> Option<bool> {
+        self.rows.iter().find(|row| row.what == what).map(|row| row.ok)
+    }
+}
+
 /// Columns padded to the widest cell; text to the left, numbers to the right.
 fn table(rows: &[Row]) -> String {
     let head = ["what", "unit", "ours", "peer", "ratio", "ok", "must", "note"].map(String::from);

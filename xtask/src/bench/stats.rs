@@ -105,6 +105,7 @@ fn estimate_with(samples: &[f64], resamples: usize) -> Estimate {
 
 /// `with / without` of each pair, in the order given.
 #[must_use]
+#[allow(dead_code)] // for benches of one program with and without
 pub fn ratios(pairs: &[(f64, f64)]) -> Vec<f64> {
     pairs.iter().map(|(without, with)| with / without).collect()
 }
@@ -114,6 +115,7 @@ pub fn ratios(pairs: &[(f64, f64)]) -> Vec<f64> {
 ///
 /// # Errors
 /// The first error of a measurement.
+#[allow(dead_code)] // for benches of one program with and without
 pub fn interleaved<E>(
     pairs: usize,
     seed: u64,
