@@ -3,6 +3,7 @@
 mod bench;
 mod build_ebpf;
 mod ci;
+mod demo;
 mod process;
 mod setup;
 mod test;
@@ -31,6 +32,8 @@ enum Command {
     BenchTarget(bench::target::Args),
     /// Format check, lints and all tests: what has to pass before a change lands.
     Ci,
+    /// Set up what is missing, record a small service, print the report, leave a file to open.
+    Demo,
     /// Install what is missing.
     Setup(setup::Args),
     /// Set up what is missing and run all tests.
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::BuildEbpf => build_ebpf::run(),
         Command::BenchTarget(args) => bench::target::run(&args),
         Command::Ci => ci::run(),
+        Command::Demo => demo::run(),
         Command::Setup(args) => setup::run(&args),
         Command::Test => test::run(),
         Command::Tidy => tidy::run(),

@@ -49,6 +49,14 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
+/// Whether we are root.
+///
+/// # Errors
+/// If `id` cannot be run.
+pub fn is_root() -> Result<bool> {
+    Ok(output(Command::new("id").arg("-u"))?.trim() == "0")
+}
+
 /// Whether a program of this name is on the PATH.
 pub fn on_path(program: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|paths| std::env::split_paths(&paths).any(|dir| dir.join(program).is_file()))

@@ -193,8 +193,7 @@ fn install(missing: &[&str]) -> Result<()> {
 }
 
 fn apt_get() -> Result<Command> {
-    let root = process::output(Command::new("id").arg("-u"))?.trim() == "0";
-    let mut command = if root {
+    let mut command = if process::is_root()? {
         Command::new("apt-get")
     } else if process::on_path("sudo") {
         let mut sudo = Command::new("sudo");
