@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::{
-    process,
+    build_ebpf, process,
     setup::{self, Need},
 };
 
@@ -15,6 +15,7 @@ use crate::{
 /// If something cannot be set up, or a test fails.
 pub fn run() -> Result<()> {
     setup::ensure(&[Need::Bpf, Need::Live])?;
+    build_ebpf::run()?;
     process::run(
         Command::new("cargo")
             .args(["test", "--locked", "--workspace", "--exclude", "exist-ebpf"])
