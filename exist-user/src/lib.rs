@@ -3,7 +3,11 @@
 //! The order of the rooms is the flow; a room uses only rooms above it.
 
 pub mod sys;
+
 pub mod target;
 
+pub mod control;
+
 pub mod alloc;
+
 pub mod capture;
