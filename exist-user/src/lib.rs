@@ -11,3 +11,5 @@ pub mod control;
 pub mod alloc;
 
 pub mod capture;
+
+pub mod aggregate;

@@ -11,5 +11,6 @@ pub mod perf;
 pub mod poll;
 pub mod procfs;
 pub mod pt;
+pub mod regular;
 pub mod roots;
 pub mod rt;

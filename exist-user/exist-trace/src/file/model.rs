@@ -12,7 +12,7 @@ use crate::{
     session::Session,
     units::{Cpu, MonoNs, Pid, Tid, Tsc},
 };
-pub use exist_common::{Op as SwitchOp, Record, flags};
+pub use exist_common::{Op as SwitchOp, RECORD_BYTES, Record, flags};
 
 /// The longest span of time that a generation covers when something happens, and so the most that a cut file loses.
 pub const GENERATION_NS: u64 = 100_000_000;

@@ -1,0 +1,109 @@
+//! The generation that is being filled.
+
+use exist_trace::{
+    file::model::{
+        ClockPair, ControlOp, End, GENERATION_BYTES, GENERATION_NS, Generation, Header, Loss, Mapping, NameChange,
+        PtBytes, RECORD_BYTES, Record, ThreadStatus, flags,
+    },
+    units::{MonoNs, Pid},
+};
+
+/// One in which nothing happens but clock readings stays open this long, so that a target that sleeps costs little.
+const QUIET_NS: u64 = 1_000_000_000;
+
+/// What has been gathered since the last generation was closed.
+#[derive(Debug)]
+pub struct Open {
+    number: u64,
+    start: MonoNs,
+    records: Vec<Record>,
+    pt: Vec<PtBytes>,
+    payload_bytes: usize,
+    /// The first one was read before the generation began, so that its start lies between two.
+    pub clock_pairs: Vec<ClockPair>,
+    pub threads: Vec<ThreadStatus>,
+    pub names: Vec<NameChange>,
+    pub losses: Vec<Loss>,
+    pub ops: Vec<ControlOp>,
+    pub end_of_recording: Option<End>,
+}
+
+impl Open {
+    pub fn new(number: u64, start: MonoNs) -> Self {
+        Self {
+            number,
+            start,
+            records: Vec::new(),
+            pt: Vec::new(),
+            payload_bytes: 0,
+            clock_pairs: Vec::new(),
+            threads: Vec::new(),
+            names: Vec::new(),
+            losses: Vec::new(),
+            ops: Vec::new(),
+            end_of_recording: None,
+        }
+    }
+
+    /// The one that follows when this one is closed at `end`, with the threads as they are then.
+    pub fn next(&self, end: MonoNs, threads: Vec<ThreadStatus>) -> Self {
+        let mut next = Self::new(self.number + 1, end);
+        next.clock_pairs.extend(self.clock_pairs.last());
+        next.threads = threads;
+        next
+    }
+
+    /// Whether it must be closed before something that happened at `time` is added.
+    pub fn is_due(&self, time: MonoNs) -> bool {
+        let age_ns = time.0.saturating_sub(self.start.0);
+        let limit_ns = if self.is_quiet() { QUIET_NS } else { GENERATION_NS };
+        self.payload_bytes >= GENERATION_BYTES || age_ns >= limit_ns
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.payload_bytes == 0 && self.names.is_empty() && self.losses.is_empty() && self.ops.is_empty()
+    }
+
+    pub fn add_record(&mut self, record: Record) {
+        let synthetic = record.flags & (flags::MOVED | flags::START | flags::END) != 0;
+        if !synthetic {
+            // It came later than all that was thought to be complete: this generation reaches back to it.
+            self.start = self.start.min(MonoNs(record.time_ns));
+        }
+        self.records.push(record);
+        self.payload_bytes += RECORD_BYTES;
+    }
+
+    pub fn add_pt(&mut self, bytes: PtBytes) {
+        self.payload_bytes += bytes.bytes.len();
+        self.pt.push(bytes);
+    }
+
+    /// Closes it at `end`. `mappings` gives those of one process.
+    pub fn close(self, header: Header, end: MonoNs, mappings: impl Fn(Pid) -> Vec<Mapping>) -> Generation {
+        let mut records = self.records;
+        if !records.is_sorted_by_key(|record| record.time_ns) {
+            records.sort_by_key(|record| record.time_ns);
+        }
+        let mut pids: Vec<_> = records.iter().map(|record| Pid(record.pid)).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        Generation {
+            header,
+            number: self.number,
+            start: self.start,
+            end: end.max(self.start),
+            clock_pairs: self.clock_pairs,
+            threads: self.threads,
+            mappings: pids.into_iter().flat_map(mappings).collect(),
+            names: self.names,
+            records,
+            counters: Vec::new(),
+            losses: self.losses,
+            ops: self.ops,
+            pt: self.pt,
+            images: Vec::new(),
+            end_of_recording: self.end_of_recording,
+        }
+    }
+}
