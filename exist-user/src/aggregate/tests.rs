@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use exist_trace::{
     file::model::{Node, ResolvedTarget},
-    session::{Session, Target},
+    session::{PtRequest, Session, Target},
     units::Tsc,
 };
 
@@ -19,6 +19,7 @@ fn aggregator() -> Aggregator {
         session: Session {
             target: Target::Pid(1),
             period_ns: None,
+            pt: PtRequest::default(),
         },
         target: ResolvedTarget::default(),
         node: Node::default(),
