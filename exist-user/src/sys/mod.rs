@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod memlock;
 pub mod perf;
 pub mod poll;
+pub mod privileges;
 pub mod procfs;
 pub mod pt;
 pub mod regular;
