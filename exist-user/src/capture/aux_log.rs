@@ -41,6 +41,8 @@ pub struct AuxLog {
 pub struct Window {
     pub cpu: Cpu,
     pub enabled: MonoNs,
+    /// Just before and just after it was stopped.
+    pub disabling: MonoNs,
     pub disabled: MonoNs,
     pub buffer_bytes: u64,
 }
@@ -67,12 +69,14 @@ impl AuxLog {
         }
     }
 
-    /// When the tracer stopped because its buffer was full.
+    /// When the tracer stopped because its buffer of `buffer_bytes` was full. The driver flags it only if the processor
+    /// stopped at the very end of the last region (pt.c, `pt_handle_status`); a full area stops the event in any case
+    /// (`kernel/events/ring_buffer.c`, `perf_aux_output_begin`).
     #[must_use]
-    pub fn full_since(&self) -> Option<MonoNs> {
+    pub fn full_since(&self, buffer_bytes: u64) -> Option<MonoNs> {
         self.spans
             .iter()
-            .find(|span| span.flags & u64::from(bindings::PERF_AUX_FLAG_TRUNCATED) != 0)
+            .find(|span| span.flags & u64::from(bindings::PERF_AUX_FLAG_TRUNCATED) != 0 || span.end >= buffer_bytes)
             .map(|span| span.time)
     }
 
@@ -118,12 +122,15 @@ impl AuxLog {
                 reason,
             });
         };
-        if let Some(time) = self.full_since() {
+        if let Some(time) = self.full_since(window.buffer_bytes) {
             let reason = format!(
                 "the processor trace's buffer of {} was full: a larger --buffer or --budget, or a shorter period",
                 size(window.buffer_bytes)
             );
             lose(LossKind::AuxTruncated, time, reason);
+        } else if let Some(time) = self.stopped().filter(|&time| time < window.disabling) {
+            let reason = "the kernel stopped the tracer by itself: the CPU was offline for a moment".to_owned();
+            lose(LossKind::CpuHotplug, time, reason);
         }
         let flags = self.spans.iter().fold(0, |flags, span| flags | span.flags);
         if flags & u64::from(bindings::PERF_AUX_FLAG_PARTIAL) != 0 {
@@ -173,6 +180,7 @@ mod tests {
     const WINDOW: Window = Window {
         cpu: CPU,
         enabled: MonoNs(100),
+        disabling: MonoNs(890),
         disabled: MonoNs(900),
         buffer_bytes: 16 << 20,
     };
@@ -237,7 +245,13 @@ mod tests {
 
     #[test]
     fn each_flag_is_a_loss_with_its_time() {
-        check_losses(&[aux_record(500, 0, 64, 0)], &[]);
+        check_losses(&[aux_record(895, 0, 64, 0)], &[]);
+        // Nothing ran in user mode: no record.
+        check_losses(&[], &[]);
+        check_losses(
+            &[aux_record(500, 0, 64, 0)],
+            &[(LossKind::CpuHotplug, 500, "stopped the tracer by itself")],
+        );
         check_losses(
             &[aux_record(500, 0, 64, 1)],
             &[(LossKind::AuxTruncated, 500, "buffer of 16 MiB was full")],
@@ -250,7 +264,7 @@ mod tests {
             ],
         );
         check_losses(
-            &[aux_record(500, 0, 64, 8)],
+            &[aux_record(895, 0, 64, 8)],
             &[(LossKind::AuxPartial, 100, "flags 0x8")],
         );
         check_losses(&[lost_record(12)], &[(LossKind::AuxPartial, 100, "12 records")]);
@@ -261,9 +275,11 @@ mod tests {
     fn the_buffer_is_full_since_the_record_that_says_so() {
         let log = log(&[aux_record(500, 0, 64, 0), aux_record(600, 64, 64, 1)]);
         assert_eq!(
-            (log.full_since(), log.stopped()),
+            (log.full_since(1000), log.stopped()),
             (Some(MonoNs(600)), Some(MonoNs(600)))
         );
-        assert_eq!(AuxLog::default().full_since(), None);
+        // Full to the last byte, though the driver does not say so.
+        assert_eq!(log.full_since(64), Some(MonoNs(500)));
+        assert_eq!(AuxLog::default().full_since(64), None);
     }
 }

@@ -12,10 +12,12 @@
 
 mod aux_log;
 mod holders;
+mod hotplug;
 mod intel_pt;
 mod operator;
 mod prepare;
 mod settings;
+mod setup;
 
 #[cfg(test)]
 pub mod fake;
@@ -26,10 +28,12 @@ use exist_trace::{file::model::PtSettings, units::Cpu};
 use thiserror::Error;
 
 pub use aux_log::{AuxLog, PIECE_BYTES};
+pub use hotplug::{Change, Hotplug};
 pub use intel_pt::{IntelPt, IntelPtError};
 pub use operator::{Operator, Recording, Report, Request};
 pub use prepare::{Prepared, prepare};
 pub use settings::{Choice, SettingsError};
+pub use setup::{Setup, set_up};
 
 /// Where the processor trace of a machine comes from.
 pub trait PtSource: Send {

@@ -69,7 +69,9 @@ impl Recording {
     /// When the tracer stopped: when it was disabled, or before that because its buffer was full or its CPU gone.
     #[must_use]
     pub fn recorded_until(&self) -> MonoNs {
-        self.log.full_since().unwrap_or(self.window.disabled)
+        self.log
+            .full_since(self.window.buffer_bytes)
+            .unwrap_or(self.window.disabled)
     }
 
     /// What the tracer wrote, bytes.
@@ -194,6 +196,10 @@ impl Slot {
         }
     }
 
+    fn is_full(&self) -> bool {
+        self.log.full_since(self.tracer.buffer_bytes()).is_some()
+    }
+
     fn read_records(&mut self) {
         let mut bytes = Vec::new();
         self.tracer.drain_records_into(&mut bytes);
@@ -267,9 +273,9 @@ impl State {
         let Some(slot) = self.slots.get_mut(&cpu) else {
             return;
         };
-        let was_full = slot.log.full_since().is_some();
+        let was_full = slot.is_full();
         slot.read_records();
-        if !was_full && slot.log.full_since().is_some() {
+        if !was_full && slot.is_full() {
             (self.report)(Report::BufferFull(cpu));
         }
     }
@@ -351,9 +357,9 @@ impl State {
         let from = now();
         let result = slot.tracer.disable();
         let done = op(ControlKind::PtDisable, cpu, from, result.err());
-        let disabled = done.to;
+        let stop = (done.from, done.to);
         (self.report)(Report::Op(done));
-        self.hand_over(cpu, slot, enabled, disabled);
+        self.hand_over(cpu, slot, enabled, stop);
     }
 
     fn abandon(&mut self, cpu: Cpu) {
@@ -380,14 +386,15 @@ impl State {
                 Err(error) => format!("the CPU went offline, and its processor trace cannot be read: {error}"),
             },
         }));
-        self.hand_over(cpu, slot, enabled, stopped);
+        self.hand_over(cpu, slot, enabled, (stopped, stopped));
     }
 
-    fn hand_over(&mut self, cpu: Cpu, mut slot: Slot, enabled: MonoNs, disabled: MonoNs) {
+    fn hand_over(&mut self, cpu: Cpu, mut slot: Slot, enabled: MonoNs, (disabling, disabled): (MonoNs, MonoNs)) {
         slot.read_records();
         let window = Window {
             cpu,
             enabled,
+            disabling,
             disabled,
             buffer_bytes: slot.tracer.buffer_bytes(),
         };

@@ -7,6 +7,7 @@ pub mod child;
 pub mod clock;
 pub mod cpu;
 pub mod memlock;
+pub mod memory;
 pub mod perf;
 pub mod poll;
 pub mod privileges;
