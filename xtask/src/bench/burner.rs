@@ -1,7 +1,6 @@
 //! Neighbours on the machine: a thread for each CPU that spins for a share of every 10 ms.
 
 use std::{
-    fs,
     hint::black_box,
     sync::{
         Arc,
@@ -11,7 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+
+use super::machine::CpuTime;
 
 const PERIOD: Duration = Duration::from_millis(10);
 /// Shares are in thousandths.
@@ -88,64 +89,5 @@ fn spin(shared: &Shared) {
             n = black_box(n.wrapping_add(1));
         }
         thread::sleep(PERIOD.saturating_sub(start.elapsed()));
-    }
-}
-
-/// Time of all CPUs since boot, in ticks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CpuTime {
-    idle: u64,
-    all: u64,
-}
-
-impl CpuTime {
-    /// Reads `/proc/stat`.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub fn now() -> Result<Self> {
-        let text = fs::read_to_string("/proc/stat").context("failed to read /proc/stat")?;
-        parse(&text).context("/proc/stat has no cpu line")
-    }
-
-    /// Share of the time that was not idle; 0 when no time has passed.
-    pub fn busy_since(self, earlier: Self) -> f64 {
-        let all = self.all.saturating_sub(earlier.all);
-        if all == 0 {
-            return 0.0;
-        }
-        1.0 - self.idle.saturating_sub(earlier.idle) as f64 / all as f64
-    }
-}
-
-/// `cpu user nice system idle iowait irq softirq steal …`; guest time is part of user time.
-fn parse(stat: &str) -> Option<CpuTime> {
-    let fields: Vec<u64> = stat
-        .strip_prefix("cpu ")?
-        .lines()
-        .next()?
-        .split_whitespace()
-        .map_while(|f| f.parse().ok())
-        .collect();
-    let all = fields.iter().take(8).sum();
-    Some(CpuTime {
-        idle: fields.get(3)? + fields.get(4)?,
-        all,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn busy_is_what_is_not_idle() {
-        let before = parse("cpu  10 0 10 70 10 0 0 0 5 0\ncpu0 1 1 1 1\n").unwrap();
-        let after = parse("cpu  40 0 20 120 20 0 0 0 9 0\ncpu0 1 1 1 1\n").unwrap();
-        assert_eq!(before, CpuTime { idle: 80, all: 100 });
-        assert_eq!(after.busy_since(before), 0.4);
-        assert_eq!(before.busy_since(before), 0.0);
-        assert_eq!(parse("intr 1\n"), None);
-        assert_eq!(parse("cpu  1 2 3\n"), None);
     }
 }

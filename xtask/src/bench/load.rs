@@ -80,6 +80,8 @@ pub struct Load {
 /// What came of it.
 #[derive(Clone, Debug)]
 pub struct Served {
+    /// Number of answers.
+    pub answers: usize,
     /// Answers a second.
     pub throughput: f64,
     /// 99 % of the answers came within this, in microseconds.
@@ -113,6 +115,7 @@ pub fn run(load: &Load, exchange: &Exchange) -> Result<Served> {
         latencies.extend(result?);
     }
     Ok(Served {
+        answers: latencies.len(),
         throughput: latencies.len() as f64 / seconds,
         p99_us: quantile(&latencies, 0.99),
     })

@@ -10,6 +10,8 @@ mod child;
 mod ftrace;
 mod group;
 mod load;
+mod loss;
+mod machine;
 mod oncpu;
 mod overhead;
 mod perfetto;
@@ -103,6 +105,7 @@ pub fn run(args: &Args) -> Result<()> {
         let known: Vec<_> = BENCHES.iter().map(|(known, ..)| *known).collect();
         bail!("no bench is called {name}; there are: {}", known.join(", "));
     };
+    let _precedence = machine::Precedence::take();
     let mut report = Report::new(args.options.json);
     bench(&args.options, &mut report).with_context(|| format!("bench {name} could not measure"))?;
     if !report.finish() {

@@ -83,11 +83,17 @@ pub struct Recorded {
 }
 
 impl Tools {
-    /// Builds ours and fetches and starts what the peers need. Files go to `dir`.
+    /// Sets up what is missing, builds ours, fetches and starts what the peers need. Files go to `dir`.
     ///
     /// # Errors
     /// Ours does not build; a peer cannot be had.
     pub fn new(dir: &Path) -> Result<Self> {
+        let xtask = std::env::current_exe().context("failed to find this program")?;
+        process::run(
+            Command::new(xtask)
+                .args(["setup", "bpf", "bench"])
+                .stdout(std::io::stderr()),
+        )?;
         mount_tracefs()?;
         let perfetto = sid::Root::with("perfetto", &["perfetto", "libc6", "libstdc++6", "libgcc-s1", "zlib1g"])?;
         let mut tools = Self {
@@ -325,9 +331,12 @@ fn mount_tracefs() -> Result<()> {
     process::run(Command::new("mount").args(["-t", "tracefs", "tracefs", "/sys/kernel/tracing"]))
 }
 
-/// Builds `exist` in its release profile and gives its path.
+/// Builds the BPF programs and `exist` in its release profile, and gives its path.
 fn exist_binary() -> Result<PathBuf> {
     let root = process::workspace();
+    let xtask = std::env::current_exe().context("failed to find this program")?;
+    // Standard output is for the rows.
+    process::run(Command::new(xtask).arg("build-ebpf").stdout(std::io::stderr()))?;
     process::run(
         Command::new("cargo")
             .args(["build", "--locked", "--quiet", "--release", "--package", "exist-user"])
