@@ -6,6 +6,8 @@ pub mod sys;
 
 pub mod target;
 
+pub mod hook;
+
 pub mod control;
 
 pub mod alloc;

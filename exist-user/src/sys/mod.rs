@@ -2,6 +2,7 @@
 //!
 //! Takes: paths, IDs, descriptors. Gives: plain data and owners that release on drop. Refuses: to decide anything.
 
+pub mod bpf_ring;
 pub mod cgroupfs;
 pub mod child;
 pub mod clock;

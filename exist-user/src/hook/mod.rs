@@ -1,0 +1,394 @@
+//! The hook: the BPF programs in the kernel, and what they tell.
+//!
+//! Takes: which hierarchy decides, and IDs of cgroups. Gives: [`Event`]s (drained on a timer), [`Notice`]s (with a wake-up),
+//! counters for each CPU. Refuses: a kernel that lacks what [`compat`] lists as needed.
+//!
+//! ```text
+//!  Hook::load ─▶ attach ─▶ insert_cgroup … ─▶ begin ─▶ drain, notices, begin_period … ─▶ end ─▶ drain ─▶ counters ─▶ drop
+//! ```
+//! Attach comes first, then the roots, then what is below them: a cgroup made meanwhile is added by the kernel side, and
+//! inserting it twice does no harm. Nothing is recorded before `begin`.
+//!
+//! Nothing is pinned: when the `Hook` is dropped, or the process dies in whatever way, the kernel lets go of all of it.
+
+mod btf;
+pub mod compat;
+mod error;
+mod layout;
+mod load;
+mod object;
+mod rings;
+
+use std::{
+    num::NonZeroU32,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+};
+
+use aya::programs::{RawTracePointRunOptions, TestRun};
+use exist_common::{Control, CpuState};
+pub use exist_common::{Notice, NoticeKind};
+use exist_trace::{
+    file::model::CpuCounters,
+    units::{Cpu, MonoNs, Pid},
+};
+
+pub use self::{
+    btf::{Btf, BtfError},
+    error::HookError,
+    load::kernel_btf,
+    object::OBJECT,
+    rings::{Drained, Event},
+};
+use self::{
+    load::Loaded,
+    rings::{Shard, other_losses},
+};
+use crate::sys::{bpf_ring::BpfRing, cgroupfs::Hierarchy, clock, cpu};
+
+/// What is asked of the hook.
+#[derive(Clone, Debug)]
+pub struct HookOptions {
+    /// The hierarchy whose cgroups are the target.
+    pub hierarchy: Hierarchy,
+    /// Only threads of this process (initial PID namespace), in whatever cgroup.
+    pub only_pid: Option<Pid>,
+    /// Bytes of each CPU's ring, rounded up to a power of two; a switch takes 40, or 36 as one of two.
+    pub ring_bytes: NonZeroU32,
+    /// How many cgroups the target may have.
+    pub max_cgroups: NonZeroU32,
+}
+
+impl HookOptions {
+    /// Rings for a drain every 100 ms at 400,000 records a second and CPU; memory for them on large nodes bounded.
+    pub const DEFAULT_RING_BYTES: NonZeroU32 = NonZeroU32::new(2 << 20).expect("not 0");
+    /// A Kubernetes node's worth of cgroups.
+    pub const DEFAULT_MAX_CGROUPS: NonZeroU32 = NonZeroU32::new(4096).expect("not 0");
+
+    /// With the defaults.
+    #[must_use]
+    pub fn new(hierarchy: Hierarchy) -> Self {
+        Self {
+            hierarchy,
+            only_pid: None,
+            ring_bytes: Self::DEFAULT_RING_BYTES,
+            max_cgroups: Self::DEFAULT_MAX_CGROUPS,
+        }
+    }
+}
+
+/// What a cgroup is to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Named by the user; its removal gives a notice.
+    Root,
+    /// Below a root.
+    Below,
+}
+
+/// Which CPUs a snapshot looks at.
+#[derive(Clone, Copy, Debug)]
+pub enum Cpus<'a> {
+    /// All that are online.
+    Online,
+    /// These.
+    These(&'a [Cpu]),
+}
+
+/// Time and count of a program, while `kernel.bpf_stats_enabled` is 1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramStats {
+    pub name: &'static str,
+    pub run_ns: u64,
+    pub runs: u64,
+    /// Bytes of machine code.
+    pub jited_bytes: u32,
+}
+
+/// The programs in the kernel.
+pub struct Hook {
+    ebpf: aya::Ebpf,
+    programs: Vec<&'static str>,
+    control_map: aya::maps::Array<aya::maps::MapData, [u64; Control::WORDS]>,
+    cpus: aya::maps::PerCpuArray<aya::maps::MapData, [u64; CpuState::WORDS]>,
+    targets: aya::maps::HashMap<aya::maps::MapData, u64, u32>,
+    shards: Vec<Shard>,
+    life: BpfRing,
+    notices: BpfRing,
+    /// What the kernel side was told last.
+    control: Control,
+    /// Losses outside the shards that have been told, for each CPU.
+    told: Vec<CpuState>,
+    told_at: MonoNs,
+}
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hook")
+            .field("programs", &self.programs)
+            .field("control", &self.control)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Hook {
+    /// Loads the programs; nothing runs yet.
+    ///
+    /// # Errors
+    /// See [`HookError`].
+    pub fn load(options: &HookOptions) -> Result<Self, HookError> {
+        let loaded: Loaded = load::load(options)?;
+        let now = MonoNs(clock::mono_ns());
+        Ok(Self {
+            ebpf: loaded.ebpf,
+            programs: loaded.programs,
+            control_map: loaded.control,
+            cpus: loaded.cpus,
+            targets: loaded.targets,
+            told: vec![CpuState::default(); loaded.rings.len()],
+            shards: loaded
+                .rings
+                .into_iter()
+                .map(|(cpu, ring)| Shard::new(cpu, ring, now))
+                .collect(),
+            life: loaded.life,
+            notices: loaded.notices,
+            control: Control::default(),
+            told_at: now,
+        })
+    }
+
+    /// Attaches the programs: from now on the set of cgroups is kept. Nothing is recorded yet.
+    ///
+    /// # Errors
+    /// [`HookError::Load`] with the program's name.
+    pub fn attach(&mut self) -> Result<(), HookError> {
+        for name in &self.programs {
+            load::tracepoint(&mut self.ebpf, name)?
+                .attach()
+                .map_err(|e| HookError::load(format!("attach the BPF program {name}"), &e))?;
+        }
+        Ok(())
+    }
+
+    /// Adds a cgroup of the hierarchy that decides. Insert roots before what is below them. When recording has begun,
+    /// threads of it that run already are told as moved.
+    ///
+    /// # Errors
+    /// [`HookError::Load`] when the map is full ([`HookOptions::max_cgroups`]).
+    pub fn insert_cgroup(&mut self, id: u64, role: Role) -> Result<(), HookError> {
+        // As `maps::ROOT` and `maps::BELOW` of the kernel side. What it knows as a root stays one.
+        let (value, flags) = match role {
+            Role::Root => (1, BPF_ANY),
+            Role::Below => (0, BPF_NOEXIST),
+        };
+        match self.targets.insert(id, value, flags) {
+            Ok(()) => {}
+            Err(e) if role == Role::Below && self.targets.get(&id, 0).is_ok() => drop(e),
+            Err(e) => return Err(HookError::load(format!("add cgroup {id} to the target"), &e)),
+        }
+        if self.control.epoch != 0 {
+            self.control.change_ns = clock::mono_ns();
+            self.control.epoch += 1;
+            self.tell()?;
+            self.snapshot(Cpus::Online)?;
+        }
+        Ok(())
+    }
+
+    /// Begins to record, with period 1. Gives the time at which the target's threads that ran already are told to start.
+    ///
+    /// # Errors
+    /// [`HookError::Load`].
+    pub fn begin(&mut self) -> Result<MonoNs, HookError> {
+        // The time first: the epoch opens the gate.
+        self.control.start_ns = clock::mono_ns();
+        self.control.period = 1;
+        self.tell()?;
+        self.control.epoch = 1;
+        self.tell()?;
+        self.snapshot(Cpus::Online)?;
+        Ok(MonoNs(self.control.start_ns))
+    }
+
+    /// Begins period `number`: each CPU that runs the target, now or later, gives [`NoticeKind::CpuSeen`] again.
+    ///
+    /// # Errors
+    /// [`HookError::Load`].
+    pub fn begin_period(&mut self, number: u64) -> Result<(), HookError> {
+        self.control.period = number;
+        self.tell()?;
+        self.snapshot(Cpus::Online)
+    }
+
+    /// Judges what runs now on these CPUs: after [`NoticeKind::Attached`], so that a thread that was moved while it runs is
+    /// told at once and not at its next switch. Each CPU is interrupted once.
+    ///
+    /// # Errors
+    /// [`HookError::Load`]; a CPU that is offline is none.
+    pub fn snapshot(&mut self, cpus: Cpus<'_>) -> Result<(), HookError> {
+        let online;
+        let cpus = match cpus {
+            Cpus::These(cpus) => cpus,
+            Cpus::Online => {
+                online = cpu::online(std::path::Path::new("/sys")).map_err(|source| HookError::Io {
+                    what: "list the online CPUs".into(),
+                    source,
+                })?;
+                &*online.into_iter().map(Cpu).collect::<Vec<_>>()
+            }
+        };
+        let program = load::snapshot(&mut self.ebpf)?;
+        for cpu in cpus {
+            let options = RawTracePointRunOptions {
+                cpu: Some(cpu.0),
+                ..RawTracePointRunOptions::new()
+            };
+            match program.test_run(options) {
+                Ok(_) => {}
+                // ENXIO: it went offline, so it runs nothing.
+                Err(e) if error::os_error(&e) == Some(libc::ENXIO) => {}
+                Err(e) => return Err(HookError::load(format!("take a snapshot of CPU {cpu}"), &e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the recording: threads of the target that still run are told to go out at the time that this gives.
+    /// Drain once more after it.
+    ///
+    /// # Errors
+    /// [`HookError::Load`].
+    pub fn end(&mut self) -> Result<MonoNs, HookError> {
+        // A move that no switch has shown yet comes before the end.
+        self.snapshot(Cpus::Online)?;
+        self.control.end_ns = clock::mono_ns();
+        self.tell()?;
+        self.control.epoch = 0;
+        self.tell()?;
+        self.snapshot(Cpus::Online)?;
+        Ok(MonoNs(self.control.end_ns))
+    }
+
+    /// Gives everything that is in the rings.
+    ///
+    /// # Errors
+    /// [`HookError::Load`] when records were lost and the counters cannot be read.
+    pub fn drain(&mut self, mut sink: impl FnMut(Event)) -> Result<Drained, HookError> {
+        let mut drained = Drained {
+            complete_to: MonoNs(clock::mono_ns()),
+            ..Drained::default()
+        };
+        let mut gaps = Vec::new();
+        for (index, shard) in self.shards.iter_mut().enumerate() {
+            let fill = shard.ring.pending_bytes() as f32 / shard.ring.data_bytes() as f32;
+            drained.fill = drained.fill.max(fill);
+            let (bytes, unfinished) = shard.drain(index, &mut gaps, &mut sink);
+            drained.bytes += bytes;
+            if unfinished {
+                drained.complete_to = drained.complete_to.min(shard.last());
+            }
+        }
+        let life = self
+            .life
+            .drain(|item| rings::records(item).for_each(|r| sink(Event::Record(r))));
+        drained.bytes += life.bytes;
+        if !gaps.is_empty() {
+            let states = self.states()?;
+            for gap in gaps {
+                let dropped = states.get(gap.shard).map_or(0, |state| state.dropped);
+                sink(Event::Loss(self.shards[gap.shard].loss(gap, dropped)));
+            }
+        }
+        Ok(drained)
+    }
+
+    /// Running totals of each CPU, and the losses that no gap between records has shown: call it after the last drain at
+    /// least, and a second of recording.
+    ///
+    /// # Errors
+    /// [`HookError::Load`].
+    pub fn counters(&mut self, mut sink: impl FnMut(Event)) -> Result<Vec<CpuCounters>, HookError> {
+        let now = MonoNs(clock::mono_ns());
+        let states = self.states()?;
+        for ((cpu, state), told) in (0..).zip(&states).zip(&mut self.told) {
+            for loss in other_losses(cpu, told, state, self.told_at, now) {
+                sink(Event::Loss(loss));
+            }
+        }
+        self.told_at = now;
+        // While records still come, a drop may show in a gap that the next drain finds.
+        if self.control.epoch == 0 {
+            for (shard, state) in self.shards.iter_mut().zip(&states) {
+                if let Some(loss) = shard.rest(state.dropped, now) {
+                    sink(Event::Loss(loss));
+                }
+            }
+        }
+        Ok((0..)
+            .zip(&states)
+            .map(|(cpu, state)| CpuCounters {
+                cpu: Cpu(cpu),
+                on_cpu_ns: state.on_cpu_ns,
+                produced: state.produced,
+                dropped: state.dropped,
+            })
+            .collect())
+    }
+
+    /// The notices that wait. [`Hook::notices_fd`] is readable when there are some.
+    pub fn notices(&mut self, mut sink: impl FnMut(Notice)) {
+        // The programs write nothing else, so nothing is left out here.
+        self.notices
+            .drain(|item| Notice::from_bytes(item).into_iter().for_each(&mut sink));
+    }
+
+    /// For `AsyncFd`: register this, then read [`Hook::notices`] whenever it is readable. It lives as long as the hook.
+    #[must_use]
+    pub fn notices_fd(&self) -> BorrowedFd<'_> {
+        self.notices.as_fd()
+    }
+
+    /// Bytes that the rings hold in the kernel's memory.
+    #[must_use]
+    pub fn ring_bytes(&self) -> usize {
+        let shards: usize = self.shards.iter().map(|s| s.ring.data_bytes()).sum();
+        shards + self.life.data_bytes() + self.notices.data_bytes()
+    }
+
+    /// Time and count of each attached program. All 0 unless `kernel.bpf_stats_enabled` is 1.
+    ///
+    /// # Errors
+    /// [`HookError::Load`].
+    pub fn program_stats(&mut self) -> Result<Vec<ProgramStats>, HookError> {
+        let ebpf = &mut self.ebpf;
+        self.programs
+            .iter()
+            .map(|name| load::stats(load::tracepoint(ebpf, name)?, name))
+            .collect()
+    }
+
+    fn tell(&mut self) -> Result<(), HookError> {
+        self.control_map
+            .set(0, self.control.to_words(), 0)
+            .map_err(|e| HookError::load("write the control map", &e))
+    }
+
+    fn states(&self) -> Result<Vec<CpuState>, HookError> {
+        let values = self
+            .cpus
+            .get(&0, 0)
+            .map_err(|e| HookError::load("read the counters of the CPUs", &e))?;
+        Ok(values.iter().map(|words| CpuState::from_words(*words)).collect())
+    }
+}
+
+impl AsRawFd for Hook {
+    /// The ring of notices.
+    fn as_raw_fd(&self) -> RawFd {
+        self.notices.as_raw_fd()
+    }
+}
+
+/// Flags of `bpf_map_update_elem`, include/uapi/linux/bpf.h.
+const BPF_ANY: u64 = 0;
+const BPF_NOEXIST: u64 = 1;
