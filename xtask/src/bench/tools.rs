@@ -109,8 +109,8 @@ impl Tools {
     fn start_daemons(&self) -> Result<Daemons> {
         let group = Group::new("perfetto-daemons")?;
         let start = |program: &str| {
-            let name = program.rsplit('/').next().unwrap_or(program);
-            Running::start(name, &self.perfetto_command(program), &group, &self.dir)
+            let name = format!("daemon-{}", program.rsplit('/').next().unwrap_or(program));
+            Running::start(&name, &self.perfetto_command(program), &group, &self.dir)
         };
         let mut traced = start("sbin/traced")?;
         let sockets = [self.dir.join("producer.sock"), self.dir.join("consumer.sock")];
