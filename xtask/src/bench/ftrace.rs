@@ -105,18 +105,25 @@ pub fn read(trace: &[u8], tids: &BTreeSet<u32>) -> Result<Switches> {
         covered: (u64::MAX, 0),
         lost: false,
     };
-    let mut on_cpu = BTreeMap::new();
+    let mut cpus: BTreeMap<u32, Vec<(u64, i32)>> = BTreeMap::new();
     for bundle in trace.packet.iter().filter_map(|packet| packet.ftrace_events.as_ref()) {
         all.lost |= bundle.lost_events.unwrap_or(false);
         let (Some(cpu), Some(compact)) = (bundle.cpu, &bundle.compact_sched) else {
             continue;
         };
         let mut boottime = 0u64;
+        let cpu = cpus.entry(cpu).or_default();
         for (step, &next) in compact.switch_timestamp.iter().zip(&compact.switch_next_pid) {
             boottime = boottime.saturating_add(*step);
-            let t_ns = boottime.saturating_sub(ahead);
+            cpu.push((boottime.saturating_sub(ahead), next));
+        }
+    }
+    for cpu in cpus.values_mut() {
+        // Bundles of a CPU need not stand in order in the file.
+        cpu.sort_by_key(|&(t_ns, _)| t_ns);
+        let mut prev = None;
+        for &(t_ns, next) in cpu.iter() {
             all.covered = (all.covered.0.min(t_ns), all.covered.1.max(t_ns));
-            let prev = on_cpu.insert(cpu, next);
             for (pid, came_in) in [(prev, false), (Some(next), true)] {
                 if let Some(tid) = pid
                     .and_then(|pid| u32::try_from(pid).ok())
@@ -125,6 +132,7 @@ pub fn read(trace: &[u8], tids: &BTreeSet<u32>) -> Result<Switches> {
                     all.switches.push(Switch { t_ns, tid, came_in });
                 }
             }
+            prev = Some(next);
         }
     }
     let stats = trace
@@ -207,7 +215,7 @@ mod tests {
         let switches: Vec<_> = read.switches.iter().map(|s| (s.t_ns, s.tid, s.came_in)).collect();
         assert_eq!(
             switches,
-            [(3_000, 8, true), (4_500, 8, true), (4_501, 8, false), (9_000, 8, false)]
+            [(3_000, 8, true), (9_000, 8, false), (4_500, 8, true), (4_501, 8, false)]
         );
         assert_eq!(read.covered, (2_000, 9_000));
         assert!(!read.lost);
