@@ -27,7 +27,8 @@ pub enum Need {
     Bpf,
     /// Live tests: perf, container engines, a C compiler.
     Live,
-    /// Benches: services, load generators, other recorders.
+    /// Benches: services, load generators, other recorders. Where systemd runs, Debian starts memcached, nginx and
+    /// redis when it installs them.
     Bench,
 }
 
@@ -197,13 +198,15 @@ fn apt_get() -> Result<Command> {
         Command::new("apt-get")
     } else if process::on_path("sudo") {
         let mut sudo = Command::new("sudo");
-        sudo.args(["DEBIAN_FRONTEND=noninteractive", "apt-get"]);
+        sudo.args(["DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "apt-get"]);
         sudo
     } else {
         bail!("installing packages needs root, and there is no sudo; run `cargo xtask setup` as root");
     };
     command
         .env("DEBIAN_FRONTEND", "noninteractive")
+        // Without systemd: services that a package brings are not started (invoke-rc.d).
+        .env("RUNLEVEL", "1")
         .args(["-qq", "-o", "DPkg::Lock::Timeout=300"]);
     Ok(command)
 }
