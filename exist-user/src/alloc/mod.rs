@@ -37,7 +37,9 @@ pub struct Plan {
     /// Of each CPU, a power of two.
     pub buffer_bytes: u64,
     /// For the user: where the plan is not what was asked.
-    pub notes: Vec<String>,
+    notes: Vec<String>,
+    /// The size that the kernel refused first, with what it said.
+    refused: Option<(u64, String)>,
 }
 
 /// Why there is no plan.
@@ -94,6 +96,7 @@ impl Plan {
             cpus,
             buffer_bytes,
             notes,
+            refused: None,
         })
     }
 
@@ -101,18 +104,26 @@ impl Plan {
     /// smallest already.
     #[must_use]
     pub fn smaller(self, reason: &str) -> Option<Self> {
+        let refused = self.refused.unwrap_or((self.buffer_bytes, reason.to_owned()));
         let buffer_bytes = self.buffer_bytes / 2;
-        let mut notes = self.notes;
-        notes.push(format!(
-            "buffers of {} a CPU, not {}: {reason}",
-            size(buffer_bytes),
-            size(self.buffer_bytes)
-        ));
         (buffer_bytes >= LEAST_BUFFER_BYTES).then_some(Self {
-            cpus: self.cpus,
             buffer_bytes,
-            notes,
+            refused: Some(refused),
+            ..self
         })
+    }
+
+    /// What to tell the user of it.
+    #[must_use]
+    pub fn said(&self) -> Vec<String> {
+        let smaller = self.refused.as_ref().map(|(bytes, reason)| {
+            format!(
+                "buffers of {} a CPU, not {}: {reason}",
+                size(self.buffer_bytes),
+                size(*bytes)
+            )
+        });
+        self.notes.iter().cloned().chain(smaller).collect()
     }
 
     /// All buffers together, bytes.
@@ -157,7 +168,7 @@ mod tests {
     fn check(made: Result<Plan, AllocError>, buffer: u64, said: &str) {
         let plan = made.unwrap();
         assert_eq!(plan.buffer_bytes, buffer, "{}", size(plan.buffer_bytes));
-        match (&plan.notes[..], said) {
+        match (&plan.said()[..], said) {
             ([], "") => {}
             ([note], said) if !said.is_empty() => assert!(note.contains(said), "{note}"),
             (notes, _) => panic!("{notes:?} do not say {said:?}"),
@@ -231,7 +242,7 @@ mod tests {
             plan = plan.smaller("out of memory").unwrap();
             assert_eq!(plan.buffer_bytes, expect * KIB);
         }
-        assert_eq!(plan.notes.len(), 3);
+        assert_eq!(plan.said(), ["buffers of 32 KiB a CPU, not 256 KiB: out of memory"]);
         assert_eq!(plan.smaller("out of memory"), None);
     }
 

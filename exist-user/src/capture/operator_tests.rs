@@ -5,7 +5,7 @@ use std::{
 
 use super::*;
 use crate::{
-    alloc::{LEAST_BUFFER_BYTES, Plan},
+    alloc::{Asked, LEAST_BUFFER_BYTES, Plan},
     capture::{fake::FakePt, prepare},
 };
 
@@ -21,11 +21,11 @@ struct Bench {
 impl Bench {
     fn new(cpus: u32) -> Self {
         let pt = FakePt::default();
-        let plan = Plan {
-            cpus: (0..cpus).map(Cpu).collect(),
-            buffer_bytes: BUFFER,
-            notes: Vec::new(),
+        let asked = Asked {
+            buffer_bytes: Some(BUFFER),
+            budget_bytes: None,
         };
+        let plan = Plan::new((0..cpus).map(Cpu).collect(), &asked, 1 << 40).unwrap();
         let prepared = prepare(&pt, plan).unwrap();
         let (send, reports) = mpsc::channel();
         let report = Box::new(move |report| drop(send.send(report)));

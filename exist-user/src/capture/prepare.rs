@@ -63,7 +63,7 @@ pub fn prepare(source: &dyn PtSource, plan: Plan) -> Result<Prepared, OpenError>
 fn open_all(source: &dyn PtSource, plan: &Plan) -> Result<Prepared, OpenError> {
     let mut prepared = Prepared {
         settings: source.settings(),
-        notes: plan.notes.clone(),
+        notes: plan.said(),
         ..Prepared::default()
     };
     let mut first_error = None;
@@ -120,15 +120,12 @@ pub(super) fn unavailable(cpu: Cpu, from: MonoNs, to: MonoNs, reason: &str) -> L
 mod tests {
     use super::super::fake::FakePt;
     use super::*;
+    use crate::alloc::Asked;
 
     const MIB: u64 = 1 << 20;
 
     fn plan(cpus: u32) -> Plan {
-        Plan {
-            cpus: (0..cpus).map(Cpu).collect(),
-            buffer_bytes: 16 * MIB,
-            notes: Vec::new(),
-        }
+        Plan::new((0..cpus).map(Cpu).collect(), &Asked::default(), 1 << 40).unwrap()
     }
 
     fn buffers(prepared: &Prepared) -> Vec<(u32, u64)> {
