@@ -15,3 +15,4 @@ pub mod alloc;
 pub mod capture;
 
 pub mod aggregate;
+pub mod cli;

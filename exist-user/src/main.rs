@@ -1,3 +1,5 @@
-fn main() {
-    println!("exist {}", env!("CARGO_PKG_VERSION"));
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    exist_user::cli::main()
 }

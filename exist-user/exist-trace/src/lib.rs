@@ -4,7 +4,9 @@
 //! thread or asks a clock. Each room takes one noun and gives the next; a room uses only rooms above it.
 #![forbid(unsafe_code)]
 
+pub mod export;
 pub mod file;
+pub mod flow;
 pub mod pt;
 pub mod session;
 pub mod units;

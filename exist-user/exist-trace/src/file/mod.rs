@@ -6,14 +6,20 @@
 
 mod decode;
 mod encode;
+mod gaps;
 pub mod layout;
 pub mod model;
+mod pieces;
 mod reader;
+mod trace;
 mod wire;
 mod writer;
 
 pub use encode::TooLarge;
+pub use gaps::Gap;
 pub use model::{Generation, Header};
+pub use pieces::{Piece, Pieces};
 pub use reader::{Cause, ReadError, Reader};
+pub use trace::Trace;
 pub use wire::Malformed;
 pub use writer::{WriteError, Writer};

@@ -1,0 +1,3 @@
+//! A trace in other formats, a file for each.
+
+pub mod ndjson;

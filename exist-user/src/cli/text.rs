@@ -1,0 +1,160 @@
+//! Text for people: units and aligned tables, at most 100 columns wide for tables of usual content.
+
+use std::{
+    fmt::Write as _,
+    io::{self, Write},
+};
+
+/// Nanoseconds in the unit that keeps three to six digits: `1.234 ms`.
+pub fn duration(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.3} µs", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.3} ms", ns as f64 / 1e6),
+        _ => format!("{:.3} s", ns as f64 / 1e9),
+    }
+}
+
+/// Bytes in a binary unit: `1.5 MiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if n < 1024 {
+        return format!("{n} B");
+    }
+    let mut value = n as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// A time of the trace, in seconds since the recording began, to the nanosecond.
+pub fn since(t_ns: u64, start_ns: u64) -> String {
+    let (sign, ns) = if t_ns < start_ns {
+        ("-", start_ns - t_ns)
+    } else {
+        ("", t_ns - start_ns)
+    };
+    format!("{sign}{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)
+}
+
+/// CPUs or the like as ranges: `0-3,7`.
+pub fn ranges(sorted: &[u32]) -> String {
+    let mut out = String::new();
+    let mut rest = sorted;
+    while let Some(&first) = rest.first() {
+        let n = rest.iter().zip(first..).take_while(|(a, b)| **a == *b).count();
+        let comma = if out.is_empty() { "" } else { "," };
+        let _ = match n {
+            1 => write!(out, "{comma}{first}"),
+            _ => write!(out, "{comma}{first}-{}", rest[n - 1]),
+        };
+        rest = &rest[n..];
+    }
+    out
+}
+
+/// Text that cannot steer a terminal: names and paths come from strangers.
+pub fn plain(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+/// Where a column's text stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Align {
+    Left,
+    Right,
+}
+
+/// Rows that are printed once all are known, each column as wide as its widest cell.
+#[derive(Debug)]
+pub struct Table {
+    columns: Vec<(&'static str, Align)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub fn new(columns: &[(&'static str, Align)]) -> Self {
+        Self {
+            columns: columns.to_vec(),
+            rows: Vec::new(),
+        }
+    }
+
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    pub fn print(&self, indent: &str, out: &mut dyn Write) -> io::Result<()> {
+        let head: Vec<String> = self.columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let widths: Vec<usize> = (0..self.columns.len())
+            .map(|i| {
+                self.rows
+                    .iter()
+                    .chain([&head])
+                    .map(|r| r.get(i).map_or(0, |c| width(c)))
+                    .max()
+                    .unwrap_or(0)
+            })
+            .collect();
+        for row in [&head].into_iter().chain(&self.rows) {
+            let mut line = indent.to_owned();
+            for ((cell, (_, align)), width_of) in row.iter().zip(&self.columns).zip(&widths) {
+                let pad = " ".repeat(width_of - width(cell));
+                match align {
+                    Align::Left => line.extend([cell, &*pad, "  "]),
+                    Align::Right => line.extend([&*pad, cell, "  "]),
+                }
+            }
+            writeln!(out, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+fn width(text: &str) -> usize {
+    text.chars().count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_those_that_people_read() {
+        assert_eq!(
+            [0, 999, 1_500, 12_345_678, 61_000_000_000].map(duration),
+            ["0 ns", "999 ns", "1.500 µs", "12.346 ms", "61.000 s"]
+        );
+        assert_eq!(
+            [0, 1023, 1536, 5 << 30].map(bytes),
+            ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
+        );
+        assert_eq!(
+            [since(5, 2), since(3_000_000_001, 0), since(2, 5)],
+            ["0.000000003", "3.000000001", "-0.000000003"]
+        );
+        assert_eq!(
+            [ranges(&[]), ranges(&[3]), ranges(&[0, 1, 2, 7, 9, 10])],
+            ["", "3", "0-2,7,9-10"]
+        );
+        assert_eq!(plain("a\x1b[31mb\n"), "a\u{fffd}[31mb\u{fffd}");
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let mut table = Table::new(&[("NAME", Align::Left), ("N", Align::Right)]);
+        table.row(["ä".into(), "10".into()]);
+        table.row(["longer".into(), "7".into()]);
+        let mut out = Vec::new();
+        table.print(" ", &mut out).unwrap();
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            " NAME     N\n ä       10\n longer   7\n"
+        );
+    }
+}
