@@ -1,0 +1,69 @@
+//! labctl: takes a command inside a lab guest, says it to the plugin by a CPUID leaf that no processor has.
+//!
+//! `labctl setup` tells where the kernel keeps `current`; `on` and `off` bound the ground truth; `ovf BYTES` loses that
+//! many bytes of packets on every CPU that traces; `mark NUMBER` leaves a mark in the truth; `tsc` prints the TSC.
+
+mod btf;
+
+use anyhow::{Context as _, Result, bail};
+
+/// `cpuid::LAB_BASE` of the plugin.
+const BASE: u32 = 0x4c41_4200;
+const ANSWER: u32 = 0x4c41_4221;
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let command = arguments.next().unwrap_or_default();
+    let mut number = || -> Result<u32> {
+        let text = arguments.next().context("labctl: a number is missing")?;
+        text.parse().with_context(|| format!("labctl: {text} is not a number"))
+    };
+    match command.as_str() {
+        "setup" => setup(),
+        "on" => say(1, 0),
+        "off" => say(2, 0),
+        "ovf" => say(5, number()?),
+        "mark" => say(6, number()?),
+        _ => bail!("labctl: setup, on, off, ovf BYTES, mark NUMBER"),
+    }
+}
+
+/// One request. Fails where there is no lab.
+fn say(command: u32, argument: u32) -> Result<()> {
+    let answer = core::arch::x86_64::__cpuid_count(BASE + command, argument);
+    if answer.ecx != ANSWER {
+        bail!("labctl: no lab answers: this is not a lab guest, or it runs without the plugin");
+    }
+    Ok(())
+}
+
+fn setup() -> Result<()> {
+    let symbols = std::fs::read_to_string("/proc/kallsyms").context("failed to read /proc/kallsyms")?;
+    let current = current_at(&symbols).context("the kernel's symbols have neither pcpu_hot nor current_task")?;
+    let types = std::fs::read("/sys/kernel/btf/vmlinux").context("failed to read the kernel's BTF")?;
+    let pid = btf::offset_of(&types, "task_struct", "pid").context("the kernel's BTF has no task_struct.pid")?;
+    say(3, current as u32)?;
+    say(4, pid)
+}
+
+/// Where `current` is in the per-CPU area: the first member of `pcpu_hot` (6.2 to 6.14), a variable of its own else.
+fn current_at(symbols: &str) -> Option<u64> {
+    let find = |name: &str| {
+        let line = symbols.lines().find(|line| line.split_whitespace().nth(2) == Some(name))?;
+        u64::from_str_radix(line.split_whitespace().next()?, 16).ok()
+    };
+    find("pcpu_hot").or_else(|| find("current_task"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn current_in_old_middle_and_new_kernels() {
+        assert_eq!(current_at("0000000000000000 A fixed\n0000000000034b40 A pcpu_hot\n"), Some(0x34b40));
+        assert_eq!(current_at("000000000001fbc0 A current_task\n"), Some(0x1fbc0));
+        assert_eq!(current_at("ffffffff8321e000 D current_task\t[x]\n"), Some(0xffff_ffff_8321_e000));
+        assert_eq!(current_at("ffffffff81000000 T _text\n"), None);
+    }
+}
