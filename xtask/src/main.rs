@@ -4,6 +4,7 @@ mod bench;
 mod build_ebpf;
 mod ci;
 mod demo;
+mod lab;
 mod process;
 mod setup;
 mod test;
@@ -34,6 +35,8 @@ enum Command {
     Ci,
     /// Set up what is missing, record a small service, print the report, leave a file to open.
     Demo,
+    /// Run a command in a guest with an emulated Intel PT; see tests/lab/README.md.
+    Lab(lab::Args),
     /// Install what is missing.
     Setup(setup::Args),
     /// Set up what is missing and run all tests.
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Command::BenchTarget(args) => bench::target::run(&args),
         Command::Ci => ci::run(),
         Command::Demo => demo::run(),
+        Command::Lab(args) => lab::run(&args),
         Command::Setup(args) => setup::run(&args),
         Command::Test => test::run(),
         Command::Tidy => tidy::run(),

@@ -13,11 +13,15 @@ pub fn offset_of(btf: &[u8], structure: &str, member: &str) -> Option<u32> {
         return None;
     }
     let header = word(4)? as usize;
-    let (types, types_end) = (header + word(8)? as usize, header + word(8)? as usize + word(12)? as usize);
+    let (types, types_end) = (
+        header + word(8)? as usize,
+        header + word(8)? as usize + word(12)? as usize,
+    );
     let strings = header + word(16)? as usize;
     let named = |offset: u32, name: &str| {
         let at = strings + offset as usize;
-        btf.get(at..at + name.len() + 1).is_some_and(|found| found.ends_with(&[0]) && found.starts_with(name.as_bytes()))
+        btf.get(at..at + name.len() + 1)
+            .is_some_and(|found| found.ends_with(&[0]) && found.starts_with(name.as_bytes()))
     };
     let mut at = types;
     while at < types_end {
@@ -25,7 +29,9 @@ pub fn offset_of(btf: &[u8], structure: &str, member: &str) -> Option<u32> {
         let (kind, count) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
         let members = at + 12;
         if kind == STRUCT && named(name, structure) {
-            let found = (0..count).map(|n| members + n * 12).find(|at| word(*at).is_some_and(|name| named(name, member)))?;
+            let found = (0..count)
+                .map(|n| members + n * 12)
+                .find(|at| word(*at).is_some_and(|name| named(name, member)))?;
             // With the kind flag, the high byte is a bit field's size.
             let bits = word(found + 8)? & if info >> 31 == 0 { u32::MAX } else { 0x00ff_ffff };
             return Some(bits / 8);
@@ -56,13 +62,33 @@ mod tests {
         let types = [
             [at("int"), 1 << 24, 4, 32].as_slice(),
             &[at("other"), STRUCT << 24 | 1, 8, at("pid"), 1, 32],
-            &[at("task"), STRUCT << 24 | 2 | 1 << 31, 8, at("state"), 1, 4 << 24, at("pid"), 1, 2464 * 8],
+            &[
+                at("task"),
+                STRUCT << 24 | 2 | 1 << 31,
+                8,
+                at("state"),
+                1,
+                4 << 24,
+                at("pid"),
+                1,
+                2464 * 8,
+            ],
         ]
         .concat();
         let types: Vec<u8> = types.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let header = [u32::from(MAGIC) | 1 << 16, 24, 0, types.len() as u32, types.len() as u32, strings.len() as u32];
+        let header = [
+            u32::from(MAGIC) | 1 << 16,
+            24,
+            0,
+            types.len() as u32,
+            types.len() as u32,
+            strings.len() as u32,
+        ];
         let header = header.iter().flat_map(|word| word.to_le_bytes());
-        header.chain(types.iter().copied()).chain(strings.iter().copied()).collect()
+        header
+            .chain(types.iter().copied())
+            .chain(strings.iter().copied())
+            .collect()
     }
 
     #[test]

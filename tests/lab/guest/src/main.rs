@@ -1,9 +1,11 @@
 //! labctl: takes a command inside a lab guest, says it to the plugin by a CPUID leaf that no processor has.
 //!
-//! `labctl setup` tells where the kernel keeps `current`; `on` and `off` bound the ground truth; `ovf BYTES` loses that
-//! many bytes of packets on every CPU that traces; `mark NUMBER` leaves a mark in the truth; `tsc` prints the TSC.
+//! `labctl setup` tells where the kernel keeps `current`; `on` and `off` bound the ground truth, `run COMMAND…` puts them
+//! around a command; `ovf BYTES` loses that many bytes of packets on every CPU that traces; `mark NUMBER` leaves a mark.
 
 mod btf;
+
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -11,9 +13,22 @@ use anyhow::{Context as _, Result, bail};
 const BASE: u32 = 0x4c41_4200;
 const ANSWER: u32 = 0x4c41_4221;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     let command = arguments.next().unwrap_or_default();
+    if command == "run" {
+        return around(&arguments.collect::<Vec<_>>());
+    }
     let mut number = || -> Result<u32> {
         let text = arguments.next().context("labctl: a number is missing")?;
         text.parse().with_context(|| format!("labctl: {text} is not a number"))
@@ -24,8 +39,23 @@ fn main() -> Result<()> {
         "off" => say(2, 0),
         "ovf" => say(5, number()?),
         "mark" => say(6, number()?),
-        _ => bail!("labctl: setup, on, off, ovf BYTES, mark NUMBER"),
-    }
+        _ => bail!("labctl: setup, on, off, run COMMAND…, ovf BYTES, mark NUMBER"),
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs a command with the ground truth recorded from before its first instruction until after its last.
+fn around(command: &[String]) -> Result<ExitCode> {
+    let [program, arguments @ ..] = command else {
+        bail!("labctl: run what?")
+    };
+    say(1, 0)?;
+    let status = Command::new(program).args(arguments).status();
+    say(2, 0)?;
+    let status = status.with_context(|| format!("failed to start {program}"))?;
+    Ok(ExitCode::from(
+        status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1),
+    ))
 }
 
 /// One request. Fails where there is no lab.
@@ -49,7 +79,9 @@ fn setup() -> Result<()> {
 /// Where `current` is in the per-CPU area: the first member of `pcpu_hot` (6.2 to 6.14), a variable of its own else.
 fn current_at(symbols: &str) -> Option<u64> {
     let find = |name: &str| {
-        let line = symbols.lines().find(|line| line.split_whitespace().nth(2) == Some(name))?;
+        let line = symbols
+            .lines()
+            .find(|line| line.split_whitespace().nth(2) == Some(name))?;
         u64::from_str_radix(line.split_whitespace().next()?, 16).ok()
     };
     find("pcpu_hot").or_else(|| find("current_task"))
@@ -61,9 +93,15 @@ mod tests {
 
     #[test]
     fn current_in_old_middle_and_new_kernels() {
-        assert_eq!(current_at("0000000000000000 A fixed\n0000000000034b40 A pcpu_hot\n"), Some(0x34b40));
+        assert_eq!(
+            current_at("0000000000000000 A fixed\n0000000000034b40 A pcpu_hot\n"),
+            Some(0x34b40)
+        );
         assert_eq!(current_at("000000000001fbc0 A current_task\n"), Some(0x1fbc0));
-        assert_eq!(current_at("ffffffff8321e000 D current_task\t[x]\n"), Some(0xffff_ffff_8321_e000));
+        assert_eq!(
+            current_at("ffffffff8321e000 D current_task\t[x]\n"),
+            Some(0xffff_ffff_8321_e000)
+        );
         assert_eq!(current_at("ffffffff81000000 T _text\n"), None);
     }
 }

@@ -16,14 +16,18 @@ const ASSERT: u32 = 1 << 14;
 /// Raises the performance interrupt of the CPU with this APIC ID, if its LVT entry asks for an NMI and is not masked.
 /// Says whether it was raised.
 pub fn raise(memory: &mut impl Memory, apic_id: u32) -> bool {
-    let Some(entry) = register(memory, LVTPC) else { return false };
+    let Some(entry) = register(memory, LVTPC) else {
+        return false;
+    };
     if entry & LVT_MASKED != 0 || entry & DELIVERY_MODE != NMI {
         return false;
     }
     // The guest may be between its own two writes of the command register: put the destination back.
-    let Some(destination) = register(memory, ICR_HIGH) else { return false };
-    let raised = memory.write(ICR_HIGH, &(apic_id << 24).to_le_bytes())
-        && memory.write(ICR_LOW, &(NMI | ASSERT).to_le_bytes());
+    let Some(destination) = register(memory, ICR_HIGH) else {
+        return false;
+    };
+    let raised =
+        memory.write(ICR_HIGH, &(apic_id << 24).to_le_bytes()) && memory.write(ICR_LOW, &(NMI | ASSERT).to_le_bytes());
     memory.write(ICR_HIGH, &destination.to_le_bytes()) && raised
 }
 

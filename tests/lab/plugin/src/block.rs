@@ -22,7 +22,13 @@ impl Block {
     pub fn new(index: usize, code: Vec<u8>, last: u32) -> Self {
         let (class, displacement) = classify(&code[last as usize..]);
         let target = displacement.map(|displacement| code.len() as i64 + displacement);
-        Self { index, code, last, class, target }
+        Self {
+            index,
+            code,
+            last,
+            class,
+            target,
+        }
     }
 
     /// Whether it is a direct call of displacement zero, which pushes nothing on the CALL/RET stack.
@@ -36,7 +42,9 @@ pub fn classify(instruction: &[u8]) -> (Class, Option<i64>) {
     let mut repeat = false;
     let mut bytes = instruction;
     let opcode = loop {
-        let Some((&byte, rest)) = bytes.split_first() else { return (Class::Other, None) };
+        let Some((&byte, rest)) = bytes.split_first() else {
+            return (Class::Other, None);
+        };
         bytes = rest;
         match byte {
             0xf2 | 0xf3 => repeat = true,
@@ -79,7 +87,9 @@ pub enum Special {
 
 /// Which of those an instruction is, if any.
 pub fn special(instruction: &[u8]) -> Option<Special> {
-    let at = instruction.iter().position(|byte| !matches!(byte, 0x40..=0x4f | 0x66 | 0xf2 | 0xf3 | 0x2e | 0x3e))?;
+    let at = instruction
+        .iter()
+        .position(|byte| !matches!(byte, 0x40..=0x4f | 0x66 | 0xf2 | 0xf3 | 0x2e | 0x3e))?;
     Some(match instruction.get(at..at + 2)? {
         [0x0f, 0xa2] => Special::Cpuid,
         [0x0f, 0x32] => Special::Rdmsr,
@@ -99,7 +109,11 @@ mod tests {
         for (bytes, class, displacement) in [
             (&[0x75, 0xfb][..], Class::Conditional, Some(-5)),
             (&[0x0f, 0x84, 0x10, 0, 0, 0], Class::Conditional, Some(16)),
-            (&[0x2e, 0x0f, 0x85, 0xff, 0xff, 0xff, 0xff], Class::Conditional, Some(-1)),
+            (
+                &[0x2e, 0x0f, 0x85, 0xff, 0xff, 0xff, 0xff],
+                Class::Conditional,
+                Some(-1),
+            ),
             (&[0xe3, 0x02], Class::Conditional, Some(2)),
             (&[0xe8, 0, 0, 0, 0], Class::Call, Some(0)),
             (&[0xeb, 0xfe], Class::Jump, Some(-2)),

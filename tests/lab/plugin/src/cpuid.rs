@@ -80,7 +80,10 @@ mod tests {
 
     #[test]
     fn requests() {
-        assert_eq!(Request::from_cpuid(LAB_BASE + 3, 0xffff_fff0), Some(Request::CurrentAt(-16)));
+        assert_eq!(
+            Request::from_cpuid(LAB_BASE + 3, 0xffff_fff0),
+            Some(Request::CurrentAt(-16))
+        );
         assert_eq!(Request::from_cpuid(LAB_BASE + 7, 0), None);
         assert_eq!(Request::from_cpuid(1, 0), None);
     }

@@ -174,7 +174,11 @@ impl Flow {
         let target = block.target.map(|target| start.wrapping_add_signed(target));
         if !whole {
             // The emulator left the block to run an instruction on its own (an atomic one, say).
-            return if (start..last_ip).contains(&ip) { self.cut(ip, now) } else { self.unexplained(last_ip, ip, now) };
+            return if (start..last_ip).contains(&ip) {
+                self.cut(ip, now)
+            } else {
+                self.unexplained(last_ip, ip, now)
+            };
         }
         match block.class {
             Class::Conditional if target == Some(ip) => self.tracer.conditional(true),
@@ -216,7 +220,12 @@ impl Flow {
         let id = self.next_id;
         self.next_id += 1;
         self.ids.insert((block.index, ip), id);
-        let block = truth::Block { start: ip, last: block.last, class: block.class, code: block.code.clone() };
+        let block = truth::Block {
+            start: ip,
+            last: block.last,
+            class: block.class,
+            code: block.code.clone(),
+        };
         self.truth.push(now, &Record::Define { id, block });
         id
     }

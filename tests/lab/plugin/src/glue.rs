@@ -76,7 +76,13 @@ impl Lab {
         let slot = self.vcpus.get(index as usize)?;
         // SAFETY: see `Slot`: this is the vCPU's thread, and no call-back nests in another.
         let (vcpu, handles) = unsafe { (*slot.0.get()).as_mut()? };
-        Some((vcpu, Machine { api: &self.api, handles: *handles }))
+        Some((
+            vcpu,
+            Machine {
+                api: &self.api,
+                handles: *handles,
+            },
+        ))
     }
 
     /// Lets a vCPU follow what was asked of all.
@@ -120,8 +126,14 @@ impl Lab {
         let pid_at = self.switches.pid_at.load(Ordering::Relaxed);
         let current = machine.get(Reg::KernelGsBase).wrapping_add(current_at);
         let task = (pid_at != 0).then(|| machine.read_virtual(current, 8)).flatten();
-        let tid = task.and_then(|task| machine.read_virtual(task.wrapping_add(pid_at), 4)).unwrap_or(0);
-        Thread { tid, cr3: machine.get(Reg::Cr3), fs_base: machine.get(Reg::FsBase) }
+        let tid = task
+            .and_then(|task| machine.read_virtual(task.wrapping_add(pid_at), 4))
+            .unwrap_or(0);
+        Thread {
+            tid,
+            cr3: machine.get(Reg::Cr3),
+            fs_base: machine.get(Reg::FsBase),
+        }
     }
 
     /// Carries out a guest program's request; gives CPUID's answer.
@@ -165,7 +177,12 @@ fn tsc_hz() -> u64 {
 /// # Safety
 /// QEMU calls it, with its own `info` and `argc` strings in `argv`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn qemu_plugin_install(id: u64, info: *const ffi::Info, argc: c_int, argv: *const *const c_char) -> c_int {
+pub unsafe extern "C" fn qemu_plugin_install(
+    id: u64,
+    info: *const ffi::Info,
+    argc: c_int,
+    argv: *const *const c_char,
+) -> c_int {
     // SAFETY: QEMU's promise.
     let (version, arguments) = unsafe {
         let arguments = (0..argc as usize).map(|at| CStr::from_ptr(*argv.add(at)).to_string_lossy().into_owned());
@@ -182,7 +199,10 @@ pub unsafe extern "C" fn qemu_plugin_install(id: u64, info: *const ffi::Info, ar
 
 fn install(id: u64, version: c_int, arguments: &[String]) -> Result<(), String> {
     if version < ffi::VERSION {
-        return Err(format!("this QEMU has plugin API {version}, the lab needs {}: use QEMU 11.1", ffi::VERSION));
+        return Err(format!(
+            "this QEMU has plugin API {version}, the lab needs {}: use QEMU 11.1",
+            ffi::VERSION
+        ));
     }
     let api = Api::load().map_err(|name| format!("this QEMU has no {name}: use QEMU 11.1"))?;
     let mut truth = None;
@@ -196,8 +216,11 @@ fn install(id: u64, version: c_int, arguments: &[String]) -> Result<(), String> 
         }
     }
     let truth = truth.ok_or("the argument truth=FOLDER is missing")?;
-    // SAFETY: plain allocations by QEMU, which live as long as the process.
-    let per_vcpu = || PerVcpu { scoreboard: unsafe { (api.scoreboard_new)(8) }, offset: 0 };
+    let per_vcpu = || PerVcpu {
+        // SAFETY: a plain allocation by QEMU, which lives as long as the process.
+        scoreboard: unsafe { (api.scoreboard_new)(8) },
+        offset: 0,
+    };
     let (active, whole) = (per_vcpu(), per_vcpu());
     let lab = Lab {
         api,
@@ -217,6 +240,7 @@ fn install(id: u64, version: c_int, arguments: &[String]) -> Result<(), String> 
     // SAFETY: the call-backs have the types of API version 7 and live as long as the process.
     unsafe {
         (lab.api.register_vcpu_init_cb)(id, on_vcpu_init, none);
+        (lab.api.register_vcpu_idle_cb)(id, on_idle, none);
         (lab.api.register_vcpu_resume_cb)(id, on_resume, none);
         (lab.api.register_tb_trans_cb)(id, on_translate, none);
         (lab.api.register_discon_cb)(id, ffi::DISCON_INTERRUPT | ffi::DISCON_EXCEPTION, on_event, none);
@@ -236,7 +260,10 @@ extern "C" fn on_vcpu_init(index: c_uint, _: *mut c_void) {
     let handles = Handles::find(&lab.api).map_err(|name| format!("this QEMU has no register {name}"));
     match opened.and_then(|file| handles.map(|handles| (file, handles))) {
         Ok((file, handles)) => {
-            let header = Header { cpu: index, tsc_hz: lab.clock.tsc_hz };
+            let header = Header {
+                cpu: index,
+                tsc_hz: lab.clock.tsc_hz,
+            };
             let flow = Flow::new(header, Tracer::new(lab.clock, lab.options));
             let vcpu = Vcpu::new(index, flow, lab.clock.ratio(), file);
             // SAFETY: see `Slot`: the vCPU's own thread, before any other call-back of it.
@@ -247,6 +274,12 @@ extern "C" fn on_vcpu_init(index: c_uint, _: *mut c_void) {
             eprintln!("lab-plugin: {reason}");
             std::process::exit(1);
         }
+    }
+}
+
+extern "C" fn on_idle(index: c_uint, _: *mut c_void) {
+    if let Some((vcpu, _)) = LAB.get().and_then(|lab| lab.vcpu(index)) {
+        vcpu.flow.tracer.sleep(tsc());
     }
 }
 
@@ -281,7 +314,17 @@ extern "C" fn on_translate(tb: *mut Tb, _: *mut c_void) {
             last = (code.len() as u32, insn);
             code.extend_from_slice(&bytes[..length]);
             if let Some(special) = special(&bytes[..length]) {
-                watch(lab, insn, Site { special, kernel, block_at: start, at: (api.insn_vaddr)(insn), length: length as u64 });
+                watch(
+                    lab,
+                    insn,
+                    Site {
+                        special,
+                        kernel,
+                        block_at: start,
+                        at: (api.insn_vaddr)(insn),
+                        length: length as u64,
+                    },
+                );
             }
         }
         if kernel || last.1.is_null() {
@@ -306,9 +349,19 @@ unsafe fn watch(lab: &Lab, insn: *mut Insn, site: Site) {
     unsafe {
         match special {
             Special::Syscall if !kernel => {
-                (lab.api.register_insn_exec_cond_cb)(insn, on_syscall, ffi::CB_R_REGS, ffi::COND_NE, lab.active, 0, data);
+                (lab.api.register_insn_exec_cond_cb)(
+                    insn,
+                    on_syscall,
+                    ffi::CB_R_REGS,
+                    ffi::COND_NE,
+                    lab.active,
+                    0,
+                    data,
+                );
             }
-            Special::Cpuid | Special::Rdtsc => (lab.api.register_insn_exec_cb)(insn, on_special, ffi::CB_RW_REGS_PC, data),
+            Special::Cpuid | Special::Rdtsc => {
+                (lab.api.register_insn_exec_cb)(insn, on_special, ffi::CB_RW_REGS_PC, data)
+            }
             Special::Rdmsr | Special::Wrmsr if kernel => {
                 (lab.api.register_insn_exec_cb)(insn, on_special, ffi::CB_RW_REGS_PC, data);
             }
@@ -356,16 +409,27 @@ extern "C" fn on_syscall(index: c_uint, site: *mut c_void) {
     vcpu.settle(machine, now);
 }
 
-extern "C" fn on_event(index: c_uint, kind: c_int, from: u64, _to: u64, _: *mut c_void) {
+extern "C" fn on_event(index: c_uint, kind: c_int, from: u64, to: u64, _: *mut c_void) {
     let Some(lab) = LAB.get() else { return };
     let Some((vcpu, machine)) = lab.vcpu(index) else { return };
+    // QEMU 11.1 reports an exception twice: first as one that goes nowhere, from an address that may be its block's
+    // first; then as an interrupt, from the right one to the handler.
+    if kind == ffi::DISCON_EXCEPTION && from == to {
+        vcpu.excepted = true;
+        return;
+    }
+    let excepted = std::mem::take(&mut vcpu.excepted);
     let seen = vcpu.traces() || lab.switches.recording.load(Ordering::Relaxed);
     if from >> 63 != 0 || !seen {
         return;
     }
     let now = tsc();
     lab.follow(vcpu, now);
-    let event = if kind == ffi::DISCON_INTERRUPT { Event::Interrupt } else { Event::Exception };
+    let event = if excepted || kind == ffi::DISCON_EXCEPTION {
+        Event::Exception
+    } else {
+        Event::Interrupt
+    };
     vcpu.flow.event(event, from, lab.take_whole(index), now);
     vcpu.settle(machine, now);
 }

@@ -52,13 +52,19 @@ impl Handles {
         // SAFETY: called in a vCPU's context; the array is ours to free, its elements are descriptors.
         unsafe {
             let list = (api.get_registers)();
-            let descriptors = std::slice::from_raw_parts((*list).data.cast::<RegisterDescriptor>(), (*list).len as usize);
+            let descriptors =
+                std::slice::from_raw_parts((*list).data.cast::<RegisterDescriptor>(), (*list).len as usize);
             for (reg, name) in NAMES {
-                let found = descriptors.iter().find(|d| CStr::from_ptr(d.name).to_bytes() == name.as_bytes());
+                let found = descriptors
+                    .iter()
+                    .find(|d| CStr::from_ptr(d.name).to_bytes() == name.as_bytes());
                 registers[reg as usize] = found.ok_or(name)?.handle;
             }
             (api.array_free)(list, 1);
-            Ok(Self { registers, buffer: (api.byte_array_new)() })
+            Ok(Self {
+                registers,
+                buffer: (api.byte_array_new)(),
+            })
         }
     }
 }
@@ -103,7 +109,11 @@ impl Machine<'_> {
         // caller is done with it before the next call.
         unsafe {
             let buffer = &*self.handles.buffer;
-            if buffer.data.is_null() { &[] } else { std::slice::from_raw_parts(buffer.data, buffer.len as usize) }
+            if buffer.data.is_null() {
+                &[]
+            } else {
+                std::slice::from_raw_parts(buffer.data, buffer.len as usize)
+            }
         }
     }
 
@@ -139,5 +149,9 @@ impl Memory for Machine<'_> {
 }
 
 fn word(bytes: &[u8]) -> u64 {
-    bytes.iter().take(8).rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+    bytes
+        .iter()
+        .take(8)
+        .rev()
+        .fold(0, |word, byte| word << 8 | u64::from(*byte))
 }

@@ -112,7 +112,10 @@ mod tests {
 
     #[test]
     fn the_interrupt_bit_is_cleared_by_the_control_register() {
-        let mut msrs = Msrs { global_status: STATUS_TOPA_PMI | 1, ..Msrs::default() };
+        let mut msrs = Msrs {
+            global_status: STATUS_TOPA_PMI | 1,
+            ..Msrs::default()
+        };
         assert!(msrs.write(PERF_GLOBAL_OVF_CTRL, STATUS_TOPA_PMI));
         assert_eq!(msrs.read(PERF_GLOBAL_STATUS, 24), Some(1));
         msrs.set_packet_bytes(300);

@@ -73,9 +73,12 @@ pub fn write_range(msrs: &mut Msrs, memory: &mut impl Memory, bytes: &[u8]) -> E
     for piece in bytes.chunks(64) {
         for byte in piece {
             if !memory.write((msrs.output_base & !0x7f) + (offset & mask), &[*byte]) {
-                return Effects { error: true, ..Effects::default() };
+                return Effects {
+                    error: true,
+                    ..Effects::default()
+                };
             }
-            offset = offset + 1 & mask;
+            offset = (offset + 1) & mask;
         }
     }
     set_offset(msrs, offset);
@@ -121,14 +124,18 @@ mod tests {
     impl Memory for Ram {
         fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
             let at = address as usize;
-            let Some(from) = self.0.get(at..at + bytes.len()) else { return false };
+            let Some(from) = self.0.get(at..at + bytes.len()) else {
+                return false;
+            };
             bytes.copy_from_slice(from);
             true
         }
 
         fn write(&mut self, address: u64, bytes: &[u8]) -> bool {
             let at = address as usize;
-            let Some(to) = self.0.get_mut(at..at + bytes.len()) else { return false };
+            let Some(to) = self.0.get_mut(at..at + bytes.len()) else {
+                return false;
+            };
             to.copy_from_slice(bytes);
             true
         }
@@ -156,7 +163,13 @@ mod tests {
         let effects = write_topa(&mut msrs, &mut ram, &bytes[..0xfff]);
         assert_eq!(effects, Effects::default());
         let effects = write_topa(&mut msrs, &mut ram, &bytes[0xfff..]);
-        assert_eq!(effects, Effects { interrupt: true, ..Effects::default() });
+        assert_eq!(
+            effects,
+            Effects {
+                interrupt: true,
+                ..Effects::default()
+            }
+        );
         assert_eq!((msrs.output_mask >> 32, index(&msrs)), (0x800, 0));
         assert_eq!(ram.0[0x4000..0x5000], bytes[0x1000..0x2000]);
         assert_eq!(ram.0[0x2000..0x2800], bytes[0x2000..0x2800]);
@@ -167,7 +180,14 @@ mod tests {
     fn stops_at_the_end_of_the_region() {
         let (mut msrs, mut ram) = guest(&[0x2000 | STOP | INT, 0x1000 | END]);
         let effects = write_topa(&mut msrs, &mut ram, &[7; 0x1100]);
-        assert_eq!(effects, Effects { interrupt: true, stopped: true, error: false });
+        assert_eq!(
+            effects,
+            Effects {
+                interrupt: true,
+                stopped: true,
+                error: false
+            }
+        );
         assert_eq!((msrs.output_mask >> 32, index(&msrs)), (0x1000, 0));
     }
 

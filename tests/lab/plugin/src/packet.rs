@@ -24,7 +24,9 @@ pub const LONG_TNT_BITS: u8 = 47;
 /// Most bits that a short TNT packet holds.
 pub const SHORT_TNT_BITS: u8 = 6;
 
-pub const PSB: [u8; 16] = [0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82];
+pub const PSB: [u8; 16] = [
+    0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82,
+];
 pub const PSBEND: [u8; 2] = [0x02, 0x23];
 pub const OVF: [u8; 2] = [0x02, 0xf3];
 /// MODE.Exec for 64-bit code.
@@ -76,7 +78,10 @@ pub struct IpEncoder {
 impl IpEncoder {
     /// An encoder whose last IP is 0.
     pub fn new(forms: IpForms) -> Self {
-        Self { forms, ..Self::default() }
+        Self {
+            forms,
+            ..Self::default()
+        }
     }
 
     /// Forgets the last IP: at each PSB and overflow.
@@ -112,7 +117,10 @@ impl IpEncoder {
         if packet == IpPacket::Fup || self.last == 0 {
             return whole;
         }
-        [1, 2].into_iter().find(|form| valid(*form, self.last, ip)).unwrap_or(whole)
+        [1, 2]
+            .into_iter()
+            .find(|form| valid(*form, self.last, ip))
+            .unwrap_or(whole)
     }
 
     fn next_form(&mut self, ip: u64) -> u8 {
@@ -155,7 +163,14 @@ mod tests {
         use IpPacket::{Fup, Pge, Tip};
         check(
             IpForms::Hardware,
-            &[(Pge, 0x40_0202), (Fup, 0x40_0202), (Pge, 0x40_0202), (Tip, 0x41_0a49), (Tip, 0x7f00_0000_1000), (Tip, u64::MAX << 47)],
+            &[
+                (Pge, 0x40_0202),
+                (Fup, 0x40_0202),
+                (Pge, 0x40_0202),
+                (Tip, 0x41_0a49),
+                (Tip, 0x7f00_0000_1000),
+                (Tip, u64::MAX << 47),
+            ],
             &[
                 &[0x71, 0x02, 0x02, 0x40, 0, 0, 0],
                 &[0x7d, 0x02, 0x02, 0x40, 0, 0, 0],
@@ -187,7 +202,15 @@ mod tests {
         let mut encoder = IpEncoder::new(IpForms::All);
         let (mut last, mut seen) = (0, [0; 8]);
         for at in 0..200u64 {
-            let ip = [0x40_1000, 0x40_2000, 0x7fff_f000_0000, 0x7fff_0000_1234, 0xffff_ffff_8100_0000, 0x0080_0000_0000_0000][at as usize / 3 % 6] + at;
+            let ip = [
+                0x40_1000,
+                0x40_2000,
+                0x7fff_f000_0000,
+                0x7fff_0000_1234,
+                0xffff_ffff_8100_0000,
+                0x0080_0000_0000_0000,
+            ][at as usize / 3 % 6]
+                + at;
             let mut out = Vec::new();
             encoder.put(IpPacket::Tip, ip, &mut out);
             assert_eq!(decode(&out, last), ip);
@@ -214,7 +237,10 @@ mod tests {
 
     #[test]
     fn timing_packets() {
-        assert_eq!(tsc(0x0a_fe46_6b73_3150), [0x19, 0x50, 0x31, 0x73, 0x6b, 0x46, 0xfe, 0x0a]);
+        assert_eq!(
+            tsc(0x0a_fe46_6b73_3150),
+            [0x19, 0x50, 0x31, 0x73, 0x6b, 0x46, 0xfe, 0x0a]
+        );
         assert_eq!(tma(0x8ece, 0x14a), [0x02, 0x73, 0xce, 0x8e, 0, 0x4a, 1]);
         assert_eq!((mtc(0xda), cbr(0x21)), ([0x59, 0xda], [2, 3, 0x21, 0]));
     }

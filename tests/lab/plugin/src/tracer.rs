@@ -35,8 +35,8 @@ pub mod ctl {
 
 /// Entries of the CALL/RET stack that RET compression keeps.
 const CALL_STACK: usize = 64;
-/// More missed MTC packets than this are a sleep: the payload would have wrapped.
-const MTC_MOST: u64 = 255;
+/// More missed MTC packets than this (a quarter of a second in the kernel) are taken for a sleep that was not seen.
+const MTC_MOST: u64 = 1 << 16;
 
 /// How the generator behaves where the manual leaves a choice.
 #[derive(Clone, Copy, Debug, Default)]
@@ -271,6 +271,11 @@ impl Tracer {
         lost
     }
 
+    /// The processor goes to sleep, where its clocks send no MTC.
+    pub fn sleep(&mut self, now: u64) {
+        self.mtcs(now);
+    }
+
     /// The processor wakes from a sleep in which its clocks did not send MTC.
     pub fn wake(&mut self, now: u64) {
         if self.on {
@@ -343,7 +348,7 @@ impl Tracer {
         Clock::art(now) >> self.mtc_shift()
     }
 
-    /// The MTC packets that are due; after more than the payload can count, the time instead.
+    /// The MTC packets that are due: one for every period, in the kernel too.
     fn mtcs(&mut self, now: u64) {
         if !self.on || self.ctl & ctl::MTC_EN == 0 {
             return;

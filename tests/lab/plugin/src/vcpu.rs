@@ -26,6 +26,8 @@ pub struct Vcpu {
     truth: File,
     /// The last state of the lab's switches that this vCPU has followed.
     pub epoch: u64,
+    /// An exception was announced whose transfer is to come.
+    pub excepted: bool,
     pub counts: Counts,
 }
 
@@ -41,7 +43,16 @@ pub struct Counts {
 impl Vcpu {
     /// A vCPU that starts now.
     pub fn new(index: u32, flow: Flow, ratio: u8, truth: File) -> Self {
-        Self { index, flow, msrs: Msrs::default(), ratio, truth, epoch: 0, counts: Counts::default() }
+        Self {
+            index,
+            flow,
+            msrs: Msrs::default(),
+            ratio,
+            truth,
+            epoch: 0,
+            excepted: false,
+            counts: Counts::default(),
+        }
     }
 
     /// Whether its blocks must be seen: PT is on.
@@ -74,10 +85,14 @@ impl Vcpu {
         if is && !was && self.msrs.status & (RTIT_STOPPED | RTIT_ERROR) == 0 {
             let refused = value & (ctl::OS | ctl::CYC_EN);
             if refused != 0 {
-                eprintln!("lab-plugin: RTIT_CTL {value:#x} asks for kernel code or CYC packets, which the lab does not emit");
+                eprintln!(
+                    "lab-plugin: RTIT_CTL {value:#x} asks for kernel code or CYC packets, which the lab does not emit"
+                );
             }
             self.flow.lose_track();
-            self.flow.tracer.enable(value, Msrs::packet_bytes(self.msrs.status), now);
+            self.flow
+                .tracer
+                .enable(value, Msrs::packet_bytes(self.msrs.status), now);
             self.drain(machine, now);
         }
         true

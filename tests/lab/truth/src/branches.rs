@@ -50,12 +50,25 @@ enum At {
 impl<'a> Branches<'a> {
     /// The branches of a reader that has not been advanced.
     pub fn new(reader: Reader<'a>) -> Self {
-        Self { reader, blocks: HashMap::new(), tid: 0, at: At::Out }
+        Self {
+            reader,
+            blocks: HashMap::new(),
+            tid: 0,
+            at: At::Out,
+        }
     }
 
     fn ran(&mut self, tsc: u64, id: u64) -> Option<Branch> {
         let to = self.blocks.get(&id)?.start;
-        let branch = |from, edge| Some(Branch { tsc, tid: self.tid, from, to, edge });
+        let branch = |from, edge| {
+            Some(Branch {
+                tsc,
+                tid: self.tid,
+                from,
+                to,
+                edge,
+            })
+        };
         let found = match self.at {
             At::Out => branch(0, Edge::Enter),
             At::Cut => None,
@@ -89,19 +102,37 @@ impl<'a> Branches<'a> {
         let mut found = Vec::new();
         // An event can come before the target of the last branch has run at all.
         match self.at {
-            At::Out => found.push(Branch { tsc, tid, from: 0, to: from, edge: Edge::Enter }),
+            At::Out => found.push(Branch {
+                tsc,
+                tid,
+                from: 0,
+                to: from,
+                edge: Edge::Enter,
+            }),
             At::Block(id) if exit != Exit::Syscall => {
                 if let Some(before) = self.blocks.get(&id) {
                     let branches = !matches!(before.class, Class::Other | Class::Repeat | Class::Far);
                     if branches && before.end() != from {
                         let edge = Edge::Taken(before.class);
-                        found.push(Branch { tsc, tid, from: before.last_ip(), to: from, edge });
+                        found.push(Branch {
+                            tsc,
+                            tid,
+                            from: before.last_ip(),
+                            to: from,
+                            edge,
+                        });
                     }
                 }
             }
             _ => {}
         }
-        found.push(Branch { tsc, tid, from, to: 0, edge: Edge::Leave(exit) });
+        found.push(Branch {
+            tsc,
+            tid,
+            from,
+            to: 0,
+            edge: Edge::Leave(exit),
+        });
         self.at = At::Out;
         found
     }
@@ -140,7 +171,12 @@ mod tests {
     fn check(program: &[Record], expect: &[(u64, u64, Edge)]) {
         let mut writer = Writer::new(Header { cpu: 0, tsc_hz: 1 });
         for (id, (start, length, last, class)) in BLOCKS.into_iter().enumerate() {
-            let block = Block { start, last, class, code: vec![0; length] };
+            let block = Block {
+                start,
+                last,
+                class,
+                code: vec![0; length],
+            };
             writer.push(1, &Record::Define { id: id as u64, block });
         }
         for record in program {
@@ -148,7 +184,9 @@ mod tests {
         }
         let mut found = Vec::new();
         let reader = Reader::new(writer.bytes()).unwrap();
-        Branches::new(reader).for_each(|b| found.push((b.from, b.to, b.edge))).unwrap();
+        Branches::new(reader)
+            .for_each(|b| found.push((b.from, b.to, b.edge)))
+            .unwrap();
         assert_eq!(found, expect);
     }
 
@@ -160,7 +198,20 @@ mod tests {
     fn only_taken_branches() {
         let taken = |class| Edge::Taken(class);
         check(
-            &[ran(0), ran(1), ran(2), ran(3), Record::Leave { exit: Exit::Syscall, from: 0x100b }, ran(4), ran(4), ran(0), ran(0)],
+            &[
+                ran(0),
+                ran(1),
+                ran(2),
+                ran(3),
+                Record::Leave {
+                    exit: Exit::Syscall,
+                    from: 0x100b,
+                },
+                ran(4),
+                ran(4),
+                ran(0),
+                ran(0),
+            ],
             &[
                 (0, 0x1000, Edge::Enter),
                 (0x1006, 0x2000, taken(CALL)),
@@ -174,8 +225,17 @@ mod tests {
 
     #[test]
     fn an_interrupt_after_the_branch_and_a_fault_before_it() {
-        let interrupt = Record::Leave { exit: Exit::Interrupt, from: 0x2000 };
-        let fault = [Record::Cut { end: 0x1000 }, Record::Leave { exit: Exit::Exception, from: 0x1000 }];
+        let interrupt = Record::Leave {
+            exit: Exit::Interrupt,
+            from: 0x2000,
+        };
+        let fault = [
+            Record::Cut { end: 0x1000 },
+            Record::Leave {
+                exit: Exit::Exception,
+                from: 0x1000,
+            },
+        ];
         let [cut, leave] = fault;
         check(
             &[ran(1), interrupt, ran(0), cut, leave, ran(0)],

@@ -47,8 +47,18 @@ impl<'a> Reader<'a> {
             return Err(refuse());
         }
         let word = |at: usize| head[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or(0);
-        let header = Header { cpu: word(8) as u32, tsc_hz: word(16) };
-        Ok(Self { header, bytes, offset: HEADER_BYTES, tsc: 0, blocks: HashMap::new(), failed: false })
+        let header = Header {
+            cpu: word(8) as u32,
+            tsc_hz: word(16),
+        };
+        Ok(Self {
+            header,
+            bytes,
+            offset: HEADER_BYTES,
+            tsc: 0,
+            blocks: HashMap::new(),
+            failed: false,
+        })
     }
 
     /// The head of the file.
@@ -86,27 +96,48 @@ impl<'a> Reader<'a> {
                 self.blocks.insert(id, block.clone());
                 Record::Define { id, block }
             }
-            1 => Record::Cut { end: self.varint(begin)? },
+            1 => Record::Cut {
+                end: self.varint(begin)?,
+            },
             2 => {
                 let (tid, cr3) = (self.varint(begin)?, self.varint(begin)?);
-                Record::Thread { tid, cr3, fs_base: self.varint(begin)? }
+                Record::Thread {
+                    tid,
+                    cr3,
+                    fs_base: self.varint(begin)?,
+                }
             }
             3 => {
                 let exit = self.byte(begin)?;
                 let known = Exit::from_byte(exit);
-                let exit = known.ok_or(Error::Unknown { value: exit.into(), offset: begin })?;
-                Record::Leave { exit, from: self.varint(begin)? }
+                let exit = known.ok_or(Error::Unknown {
+                    value: exit.into(),
+                    offset: begin,
+                })?;
+                Record::Leave {
+                    exit,
+                    from: self.varint(begin)?,
+                }
             }
-            4 => Record::RtitCtl { value: self.varint(begin)? },
+            4 => Record::RtitCtl {
+                value: self.varint(begin)?,
+            },
             5 => Record::Pmi,
             6 => Record::OvfBegin,
-            7 => Record::OvfEnd { bytes: self.varint(begin)? },
-            8 => Record::Mark { value: self.varint(begin)? },
+            7 => Record::OvfEnd {
+                bytes: self.varint(begin)?,
+            },
+            8 => Record::Mark {
+                value: self.varint(begin)?,
+            },
             9 => Record::On,
             10 => Record::Off,
             11 => {
                 let from = self.varint(begin)?;
-                Record::Unexplained { from, to: self.varint(begin)? }
+                Record::Unexplained {
+                    from,
+                    to: self.varint(begin)?,
+                }
             }
             12 => Record::Stopped,
             value => return Err(Error::Unknown { value, offset: begin }),
@@ -117,16 +148,31 @@ impl<'a> Reader<'a> {
         let start = self.varint(begin)?;
         let last = self.varint(begin)?;
         let class = self.byte(begin)?;
-        let class = Class::from_byte(class).ok_or(Error::Unknown { value: class.into(), offset: begin })?;
+        let class = Class::from_byte(class).ok_or(Error::Unknown {
+            value: class.into(),
+            offset: begin,
+        })?;
         let length = self.varint(begin)?;
         let length = usize::try_from(length).map_err(|_| Error::Truncated(begin))?;
         let end = self.offset.checked_add(length).ok_or(Error::Truncated(begin))?;
-        let code = self.bytes.get(self.offset..end).ok_or(Error::Truncated(begin))?.to_vec();
+        let code = self
+            .bytes
+            .get(self.offset..end)
+            .ok_or(Error::Truncated(begin))?
+            .to_vec();
         if last >= code.len().max(1) as u64 {
-            return Err(Error::Unknown { value: last, offset: begin });
+            return Err(Error::Unknown {
+                value: last,
+                offset: begin,
+            });
         }
         self.offset = end;
-        Ok(Block { start, last: last as u32, class, code })
+        Ok(Block {
+            start,
+            last: last as u32,
+            class,
+            code,
+        })
     }
 
     fn byte(&mut self, begin: usize) -> Result<u8, Error> {
@@ -167,14 +213,26 @@ mod tests {
     use crate::Writer;
 
     fn every_record() -> Vec<Item> {
-        let block = Block { start: 0x40_1000, last: 3, class: Class::Conditional, code: vec![0x90, 0x90, 0x90, 0x75, 0xfb] };
+        let block = Block {
+            start: 0x40_1000,
+            last: 3,
+            class: Class::Conditional,
+            code: vec![0x90, 0x90, 0x90, 0x75, 0xfb],
+        };
         let records = [
             Record::On,
-            Record::Thread { tid: 77, cr3: 0x1_2345_6000, fs_base: 0x7f00_0000_1740 },
+            Record::Thread {
+                tid: 77,
+                cr3: 0x1_2345_6000,
+                fs_base: 0x7f00_0000_1740,
+            },
             Record::Define { id: 300, block },
             Record::Ran { id: 300 },
             Record::Cut { end: 0x40_1001 },
-            Record::Leave { exit: Exit::Exception, from: 0x40_1001 },
+            Record::Leave {
+                exit: Exit::Exception,
+                from: 0x40_1001,
+            },
             Record::RtitCtl { value: 0x2508 },
             Record::Pmi,
             Record::OvfBegin,
@@ -184,11 +242,20 @@ mod tests {
             Record::Stopped,
             Record::Off,
         ];
-        (0..).zip(records).map(|(at, record)| Item { tsc: 1 << 50 | at * 300, record }).collect()
+        (0..)
+            .zip(records)
+            .map(|(at, record)| Item {
+                tsc: (1 << 50) + at * 300,
+                record,
+            })
+            .collect()
     }
 
     fn file(items: &[Item]) -> Vec<u8> {
-        let mut writer = Writer::new(Header { cpu: 1, tsc_hz: 2_445_000_000 });
+        let mut writer = Writer::new(Header {
+            cpu: 1,
+            tsc_hz: 2_445_000_000,
+        });
         for item in items {
             writer.push(item.tsc, &item.record);
         }
@@ -200,7 +267,13 @@ mod tests {
         let items = every_record();
         let bytes = file(&items);
         let reader = Reader::new(&bytes).unwrap();
-        assert_eq!(reader.header(), Header { cpu: 1, tsc_hz: 2_445_000_000 });
+        assert_eq!(
+            reader.header(),
+            Header {
+                cpu: 1,
+                tsc_hz: 2_445_000_000
+            }
+        );
         assert_eq!(reader.map(Result::unwrap).collect::<Vec<_>>(), items);
     }
 
@@ -214,7 +287,11 @@ mod tests {
                 continue;
             };
             let read: Vec<_> = reader.collect();
-            let whole = read.iter().filter_map(|item| item.as_ref().ok()).cloned().collect::<Vec<_>>();
+            let whole = read
+                .iter()
+                .filter_map(|item| item.as_ref().ok())
+                .cloned()
+                .collect::<Vec<_>>();
             assert_eq!(whole, items[..whole.len()]);
             assert!(read.len() - whole.len() <= 1);
         }
@@ -225,8 +302,17 @@ mod tests {
         let mut bytes = file(&[]);
         bytes.extend([0x08, 0x00]);
         let mut reader = Reader::new(&bytes).unwrap();
-        assert_eq!(reader.next(), Some(Err(Error::Undefined { id: 4, offset: HEADER_BYTES })));
+        assert_eq!(
+            reader.next(),
+            Some(Err(Error::Undefined {
+                id: 4,
+                offset: HEADER_BYTES
+            }))
+        );
         assert_eq!(reader.next(), None);
-        assert!(matches!(Reader::new(b"EXISTTRC and so on, long enough"), Err(Error::Magic(_))));
+        assert!(matches!(
+            Reader::new(b"EXISTTRC and so on, long enough"),
+            Err(Error::Magic(_))
+        ));
     }
 }

@@ -10,7 +10,13 @@ const NOW: u64 = 1 << 40;
 
 fn flow() -> Flow {
     let clock = Clock { tsc_hz: 2_400_000_000 };
-    let mut flow = Flow::new(Header { cpu: 0, tsc_hz: clock.tsc_hz }, Tracer::new(clock, Options::default()));
+    let mut flow = Flow::new(
+        Header {
+            cpu: 0,
+            tsc_hz: clock.tsc_hz,
+        },
+        Tracer::new(clock, Options::default()),
+    );
     flow.tracer.enable(ctl::TRACE_EN | ctl::USER | ctl::BRANCH_EN, 0, NOW);
     flow.tracer.clear_pending();
     flow.record(true, NOW);
@@ -24,7 +30,11 @@ fn block(code: &[u8], last: u32) -> &'static Block {
 }
 
 fn run(flow: &mut Flow, block: &'static Block, ip: u64) {
-    flow.block(block, ip, true, NOW, || Thread { tid: 7, cr3: 1, fs_base: 2 });
+    flow.block(block, ip, true, NOW, || Thread {
+        tid: 7,
+        cr3: 1,
+        fs_base: 2,
+    });
 }
 
 fn check(flow: &Flow, packets: &[u8], branches: &[(u64, u64)]) {
@@ -56,7 +66,13 @@ fn a_loop_a_call_and_a_system_call() {
     check(
         &flow,
         &[0x99, 0x01, 0x71, 0x00, 0x10, 0x40, 0, 0, 0, 0b1101 << 1, 0x01],
-        &[(0, 0x40_1000), (0x40_1001, 0x40_1000), (0x40_1003, 0x40_2000), (0x40_2000, 0x40_1008), (0x40_1008, 0)],
+        &[
+            (0, 0x40_1000),
+            (0x40_1001, 0x40_1000),
+            (0x40_1003, 0x40_2000),
+            (0x40_2000, 0x40_1008),
+            (0x40_1008, 0),
+        ],
     );
 }
 
@@ -72,10 +88,16 @@ fn a_fault_in_the_last_instruction_is_no_branch() {
     check(
         &flow,
         &[
-            0x99, 0x01, 0x71, 0x00, 0x10, 0x40, 0, 0, 0, 0x7d, 0x01, 0x10, 0x40, 0, 0, 0, 0x01, 0x31, 0x00, 0x10, 0x2d, 0x00, 0x50,
-            0x7d, 0x00, 0x50, 0x40, 0, 0, 0, 0x01,
+            0x99, 0x01, 0x71, 0x00, 0x10, 0x40, 0, 0, 0, 0x7d, 0x01, 0x10, 0x40, 0, 0, 0, 0x01, 0x31, 0x00, 0x10, 0x2d,
+            0x00, 0x50, 0x7d, 0x00, 0x50, 0x40, 0, 0, 0, 0x01,
         ],
-        &[(0, 0x40_1000), (0x40_1001, 0), (0, 0x40_1000), (0x40_1001, 0x40_5000), (0x40_5000, 0)],
+        &[
+            (0, 0x40_1000),
+            (0x40_1001, 0),
+            (0, 0x40_1000),
+            (0x40_1001, 0x40_5000),
+            (0x40_5000, 0),
+        ],
     );
 }
 
@@ -85,7 +107,9 @@ fn an_interrupt_before_the_first_instruction() {
     flow.event(Event::Interrupt, 0x40_1000, false, NOW);
     assert_eq!(
         flow.tracer.pending(),
-        [0x99, 0x01, 0x71, 0x00, 0x10, 0x40, 0, 0, 0, 0x7d, 0x00, 0x10, 0x40, 0, 0, 0, 0x01]
+        [
+            0x99, 0x01, 0x71, 0x00, 0x10, 0x40, 0, 0, 0, 0x7d, 0x00, 0x10, 0x40, 0, 0, 0, 0x01
+        ]
     );
 }
 
@@ -103,6 +127,9 @@ fn skipped_repeated_and_restarted_instructions_are_no_branches() {
     run(&mut flow, after, 0x40_1005);
     flow.block(after, 0x40_1006, true, NOW, Thread::default);
     flow.syscall(0x40_1007, NOW);
-    assert_eq!(flow.tracer.pending(), [0x99, 0x01, 0x71, 0x00, 0x10, 0x40, 0, 0, 0, 0x01]);
+    assert_eq!(
+        flow.tracer.pending(),
+        [0x99, 0x01, 0x71, 0x00, 0x10, 0x40, 0, 0, 0, 0x01]
+    );
     assert_eq!(flow.unexplained, 0);
 }

@@ -127,8 +127,18 @@ fn mtc_in_and_out_of_context_and_time_after_a_sleep() {
     t.leave_by_branch(TSC + period * 2);
     t.wake(TSC + period * 1000);
     check(&mut t, "pgd tsc tma cbr");
-    t.enter(0x1000, TSC + period * 2000);
-    check(&mut t, "tsc tma pge");
+    t.enter(0x1000, TSC + period * 1300);
+    let text = names(t.pending());
+    assert_eq!(text.matches("mtc").count(), 300, "one for each period in the kernel");
+    assert!(text.ends_with(" pge") && !text.contains("tsc"), "{text}");
+    t.clear_pending();
+    t.leave_by_branch(TSC + period * 1300);
+    t.sleep(TSC + period * 1302);
+    let first = (Clock::art(TSC + period * 1300) >> 3) as u8;
+    check(
+        &mut t,
+        &format!("pgd mtc{} mtc{}", first.wrapping_add(1), first.wrapping_add(2)),
+    );
 }
 
 #[test]
