@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   side-band ─┐ held until it is certain that nothing earlier can come
-//!   records   ─┴▶ by time ─▶ whose is it? ─▶ threads, spaces, losses ─▶ open generation ─▶ closed: 100 ms or 1 MiB
+//!   records   ─┴▶ by time ─▶ whose is it? ─▶ threads, spaces ─▶ open generation ─▶ closed: 100 ms or 1 MiB
 //! ```
 //!
 //! The order of the drains matters: a child's fork record is written before the child can map anything. So whatever the
@@ -15,7 +15,6 @@
 mod build_id;
 mod generation;
 mod live;
-mod losses;
 mod spaces;
 mod threads;
 
@@ -33,7 +32,6 @@ pub use live::Live;
 
 use crate::sys::perf::record::{Body, Mmap, SideBandRecord, records};
 use generation::Open;
-use losses::LossTracker;
 use spaces::Spaces;
 use threads::{Change, Threads};
 
@@ -64,7 +62,7 @@ pub struct Aggregator {
     header: Header,
     threads: Threads,
     spaces: Spaces,
-    losses: LossTracker,
+    counters: Vec<CpuCounters>,
     open: Open,
     /// Drained, but not yet old enough to be merged.
     records: Vec<Record>,
@@ -75,11 +73,13 @@ pub struct Aggregator {
     drained_at: MonoNs,
     /// Mappings and names have to be read from the live processes again.
     reread: bool,
+    /// Something of the period itself has been merged.
+    begun: bool,
     totals: Totals,
 }
 
 impl Aggregator {
-    /// A recording that starts at `header.start`.
+    /// A recording that starts at `header.start`. Records from before that tell its state at the start.
     #[must_use]
     pub fn new(header: Header, live: Live) -> Self {
         let start = header.start;
@@ -87,13 +87,14 @@ impl Aggregator {
             header,
             threads: Threads::default(),
             spaces: Spaces::new(live),
-            losses: LossTracker::new(start),
+            counters: Vec::new(),
             open: Open::new(0, start),
             records: Vec::new(),
             side_band: Vec::new(),
             side_band_lost: BTreeMap::new(),
             drained_at: start,
             reread: false,
+            begun: false,
             totals: Totals::default(),
         }
     }
@@ -106,7 +107,6 @@ impl Aggregator {
             }
             self.spaces.read(pid, self.header.start, now);
         }
-        self.open.threads = self.threads.statuses();
     }
 
     /// Takes what a CPU's side-band gave since the last call: whole records of perf.
@@ -148,8 +148,9 @@ impl Aggregator {
     }
 
     /// Takes the hook's running totals.
-    pub fn counters(&mut self, counters: &[CpuCounters]) {
-        self.losses.counters(counters);
+    pub fn counters(&mut self, counters: Vec<CpuCounters>) {
+        self.counters = counters;
+        self.counters.retain(|of_cpu| of_cpu.produced > 0);
     }
 
     /// Takes a pair of clock readings.
@@ -197,10 +198,6 @@ impl Aggregator {
     /// Merges all that is left, after the last drain and the last counters, and closes the recording.
     pub fn finish(mut self, end: End, out: &mut Vec<Generation>) -> Totals {
         self.merge(MonoNs(u64::MAX), out);
-        self.losses
-            .finish(end.time)
-            .into_iter()
-            .for_each(|loss| self.loss(loss));
         let at = end.time;
         self.open.end_of_recording = Some(end);
         self.close(at, out);
@@ -225,16 +222,32 @@ impl Aggregator {
 
     fn take_record(&mut self, record: Record, out: &mut Vec<Generation>) {
         let time = MonoNs(record.time_ns);
+        if time < self.header.start {
+            // Of the look-back: it only tells where the threads are when the period starts.
+            return self.follow(&record);
+        }
+        self.begin();
         if self.open.is_due(time) {
             self.close(time, out);
         }
-        if let Some(loss) = self.losses.record(&record) {
-            self.loss(loss);
-        }
         self.count(&record);
-        let pid = Pid(record.pid);
+        self.follow(&record);
+        self.open.add_record(record);
+    }
+
+    /// The period starts with the state that the look-back has led to.
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.open.threads = self.threads.statuses();
+            self.open.names.clear();
+        }
+    }
+
+    /// Keeps the state of the threads and their address spaces.
+    fn follow(&mut self, record: &Record) {
+        let (time, pid) = (MonoNs(record.time_ns), Pid(record.pid));
         let was_known = self.threads.has_process(pid);
-        match self.threads.apply(&record) {
+        match self.threads.apply(record) {
             Change::None => {}
             Change::ProcessGone(pid) => self.spaces.end(pid),
             Change::Named { name } => {
@@ -254,7 +267,6 @@ impl Aggregator {
                 self.take_in(pid, (!whole).then_some(Tid(record.tid)), time);
             }
         }
-        self.open.add_record(record);
     }
 
     /// Reads a thread, or a whole process, of which only its number is known.
@@ -347,13 +359,14 @@ impl Aggregator {
     }
 
     fn close(&mut self, end: MonoNs, out: &mut Vec<Generation>) {
+        self.begin();
         let images = self.spaces.take_images();
         let next = self.open.next(end, self.threads.statuses());
         let open = std::mem::replace(&mut self.open, next);
         let spaces = &self.spaces;
         out.push(Generation {
             images,
-            counters: self.losses.totals(),
+            counters: self.counters.clone(),
             ..open.close(self.header.clone(), end, |pid| spaces.in_generation(pid))
         });
         self.spaces.next_generation();

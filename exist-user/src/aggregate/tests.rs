@@ -36,7 +36,6 @@ fn aggregator() -> Aggregator {
     aggregator.threads.name(Pid(1), Tid(1), Arc::from("main"));
     let mapping = aggregator.mapping(mmap(1, "/bin/main", 0x1000), MonoNs(0));
     aggregator.spaces.map(mapping, MonoNs(0));
-    aggregator.open.threads = aggregator.threads.statuses();
     aggregator
 }
 
@@ -300,6 +299,42 @@ fn an_exec_drops_the_old_mappings_from_the_next_generation_on() {
 }
 
 #[test]
+fn the_look_back_leaves_only_its_state() {
+    let mut aggregator = aggregator();
+    aggregator.header.start = MonoNs(100 * MS);
+    aggregator.open = Open::new(0, MonoNs(100 * MS));
+    let record = |time, op: SwitchOp, tid| Record {
+        time_ns: time * MS,
+        ip: if op == SwitchOp::Fork { 1 << 32 | 1 } else { 0 },
+        pid: 1,
+        tid,
+        cpu: 2,
+        op: op as u8,
+        flags: 0,
+        state: 1,
+        seq: 0,
+    };
+    aggregator.records([
+        record(50, SwitchOp::In, 1),
+        record(60, SwitchOp::Fork, 7),
+        record(90, SwitchOp::Out, 1),
+        record(95, SwitchOp::In, 7),
+        record(110, SwitchOp::Out, 7),
+    ]);
+    let mut out = Vec::new();
+    let totals = aggregator.finish(
+        End {
+            time: MonoNs(120 * MS),
+            reason: "period".into(),
+        },
+        &mut out,
+    );
+    let shown: Vec<_> = out.iter().map(|g| show(g).trim_end().to_owned()).collect();
+    assert_eq!(shown, ["100-120 | 1 7* | out7@110 | 1:/bin/main@0 |  |"]);
+    assert_eq!((totals.records, totals.switches), (1, 1));
+}
+
+#[test]
 fn generations_close_by_size() {
     let mut aggregator = aggregator();
     let record = |i: u32| Record {
@@ -336,12 +371,23 @@ fn generations_close_by_size() {
 fn losses_stand_where_they_happened_and_the_side_band_is_read_again() {
     let mut aggregator = aggregator();
     let mut out = Vec::new();
-    aggregator.counters(&[CpuCounters {
-        cpu: Cpu(3),
-        on_cpu_ns: 5,
-        produced: 9,
-        dropped: 9,
-    }]);
+    aggregator.counters(vec![
+        CpuCounters {
+            cpu: Cpu(0),
+            ..CpuCounters::default()
+        },
+        CpuCounters {
+            cpu: Cpu(3),
+            on_cpu_ns: 5,
+            produced: 9,
+            dropped: 9,
+        },
+    ]);
+    let lost = side_band_loss(Cpu(3), MonoNs(10), MonoNs(20), 9);
+    aggregator.loss(Loss {
+        kind: LossKind::RingFull,
+        ..lost
+    });
     aggregator.side_band_lost(Cpu(1), 4, MonoNs(30));
     aggregator.side_band_lost(Cpu(1), 4, MonoNs(40));
     aggregator.side_band_lost(Cpu(1), 6, MonoNs(50));
@@ -363,10 +409,10 @@ fn losses_stand_where_they_happened_and_the_side_band_is_read_again() {
     assert_eq!(
         shown,
         [
+            "ring_full 9 10-20",
             "side_band_full 4 0-30",
             "side_band_full 2 0-50",
-            "side_band_full 1 60-70",
-            "ring_full 9 0-99"
+            "side_band_full 1 60-70"
         ]
     );
     assert_eq!((totals.losses, totals.lost_records), (4, 9));
