@@ -17,3 +17,4 @@ pub mod pt;
 pub mod regular;
 pub mod roots;
 pub mod rt;
+pub mod watched;

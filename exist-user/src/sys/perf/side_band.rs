@@ -6,8 +6,8 @@ use perf_event_open_sys::bindings::{self, perf_event_attr};
 
 use super::{Event, Ring};
 
-/// Data bytes of each CPU's ring: about 8,000 mappings between two drains.
-pub const RING_BYTES: usize = 1 << 20;
+/// Data bytes of each CPU's ring: about 2,000 mappings between two drains.
+pub const RING_BYTES: usize = 256 << 10;
 
 /// `PERF_FORMAT_LOST`, since 6.0.
 const PERF_FORMAT_LOST: u64 = 1 << 4;
