@@ -45,6 +45,11 @@ impl Open {
         }
     }
 
+    /// It begins then.
+    pub fn starts_at(&mut self, start: MonoNs) {
+        self.start = start;
+    }
+
     /// The one that follows when this one is closed at `end`, with the threads as they are then.
     pub fn next(&self, end: MonoNs, threads: Vec<ThreadStatus>) -> Self {
         let mut next = Self::new(self.number + 1, end);
@@ -57,7 +62,12 @@ impl Open {
     pub fn is_due(&self, time: MonoNs) -> bool {
         let age_ns = time.0.saturating_sub(self.start.0);
         let limit_ns = if self.is_quiet() { QUIET_NS } else { GENERATION_NS };
-        self.payload_bytes >= GENERATION_BYTES || age_ns >= limit_ns
+        self.is_full() || age_ns >= limit_ns
+    }
+
+    /// Whether it holds as much as one may.
+    pub fn is_full(&self) -> bool {
+        self.payload_bytes >= GENERATION_BYTES
     }
 
     fn is_quiet(&self) -> bool {

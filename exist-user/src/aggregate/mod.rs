@@ -71,6 +71,8 @@ pub struct Aggregator {
     side_band_lost: BTreeMap<Cpu, u64>,
     /// When the last drain began.
     drained_at: MonoNs,
+    /// Up to where everything has been merged.
+    merged_to: MonoNs,
     /// Mappings and names have to be read from the live processes again.
     reread: bool,
     /// Something of the period itself has been merged.
@@ -93,10 +95,22 @@ impl Aggregator {
             side_band: Vec::new(),
             side_band_lost: BTreeMap::new(),
             drained_at: start,
+            merged_to: start,
             reread: false,
             begun: false,
             totals: Totals::default(),
         }
+    }
+
+    /// The period starts now, not when the recording was made: what came before was a look-back. Nothing may have been
+    /// merged yet.
+    pub fn starts_at(&mut self, start: MonoNs) {
+        let late_ns = start.0.saturating_sub(self.header.start.0);
+        self.header.start = start;
+        self.header.start_realtime_ns += late_ns;
+        self.drained_at = start;
+        self.merged_to = start;
+        self.open.starts_at(start);
     }
 
     /// Reads processes of the target as they stand, once both the hook and the side-band are on.
@@ -163,9 +177,12 @@ impl Aggregator {
         self.open.ops.push(op);
     }
 
-    /// Takes bytes of the processor trace.
-    pub fn pt(&mut self, bytes: PtBytes) {
+    /// Takes bytes of the processor trace; appends the generation that they fill.
+    pub fn pt(&mut self, bytes: PtBytes, out: &mut Vec<Generation>) {
         self.open.add_pt(bytes);
+        if self.open.is_full() {
+            self.close(self.merged_to, out);
+        }
     }
 
     /// Takes a loss that another room has found.
@@ -215,7 +232,11 @@ impl Aggregator {
             self.take_record(record, out);
         }
         side_band.for_each(|record| self.take_side_band(record));
-        if until.0 != u64::MAX && self.open.is_due(until) {
+        if until.0 == u64::MAX {
+            return;
+        }
+        self.merged_to = self.merged_to.max(until);
+        if self.open.is_due(until) {
             self.close(until, out);
         }
     }

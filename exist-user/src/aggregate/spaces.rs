@@ -24,8 +24,27 @@ struct Space {
     standing: Vec<Mapping>,
     /// Those that went since the open generation began.
     gone: Vec<Mapping>,
-    /// When the live process was read.
-    read_at: MonoNs,
+    /// When the live process was read last.
+    read_at: Option<MonoNs>,
+}
+
+impl Space {
+    /// Takes a mapping that was made before the live process was read: it is known, but not since when; or it had gone.
+    fn date(&mut self, mapping: Mapping) {
+        match self.standing.iter_mut().find(|known| is_same(known, &mapping)) {
+            Some(known) => {
+                *known = Mapping {
+                    time: known.time.max(mapping.time),
+                    ..mapping
+                }
+            }
+            None => self.gone.push(mapping),
+        }
+    }
+}
+
+fn is_same(a: &Mapping, b: &Mapping) -> bool {
+    (a.start, a.len, a.offset, &a.path) == (b.start, b.len, b.offset, &b.path)
 }
 
 /// The target's address spaces, and the vDSO images that were found in them.
@@ -54,14 +73,19 @@ impl Spaces {
         &mut self.live
     }
 
-    /// Reads a process as it stands; its mappings count from `time` on.
+    /// Reads a process as it stands; mappings that were not known before count from `time` on.
     pub fn read(&mut self, pid: Pid, time: MonoNs, now: MonoNs) {
         let mut mappings = self.live.mappings(pid, time);
         mappings.iter_mut().for_each(|mapping| self.identify(mapping));
         let space = self.of.entry(pid).or_default();
+        for mapping in &mut mappings {
+            if let Some(at) = space.standing.iter().position(|old| is_same(old, mapping)) {
+                *mapping = space.standing.swap_remove(at);
+            }
+        }
         space.gone.append(&mut space.standing);
         space.standing = mappings;
-        space.read_at = now;
+        space.read_at = Some(now);
     }
 
     /// Whether the process's mappings are known.
@@ -89,7 +113,7 @@ impl Spaces {
             Space {
                 standing,
                 gone: Vec::new(),
-                read_at: time,
+                read_at: None,
             },
         );
         true
@@ -99,6 +123,9 @@ impl Spaces {
     pub fn map(&mut self, mut mapping: Mapping, now: MonoNs) {
         self.identify(&mut mapping);
         let space = self.of.entry(mapping.pid).or_default();
+        if space.read_at.is_some_and(|at| mapping.time <= at) {
+            return space.date(mapping);
+        }
         let (start, end) = (mapping.start, mapping.start.saturating_add(mapping.len));
         let covered = |old: &mut Mapping| start <= old.start && old.start.saturating_add(old.len) <= end;
         space.gone.extend(space.standing.extract_if(.., covered));
@@ -112,10 +139,14 @@ impl Spaces {
     /// The process executes another program: nothing of the old one stands.
     pub fn exec(&mut self, pid: Pid, time: MonoNs) {
         let space = self.of.entry(pid).or_default();
-        let mut old = std::mem::take(&mut space.standing);
-        // What was read after the exec is not what stood before it; the side-band tells the new mappings once more.
-        if time > space.read_at {
-            space.gone.append(&mut old);
+        if space.read_at.is_none_or(|at| time > at) {
+            space.gone.append(&mut space.standing);
+        } else {
+            // What was read later is the new program's: before the exec nothing is known.
+            space
+                .standing
+                .iter_mut()
+                .for_each(|mapping| mapping.time = mapping.time.max(time));
         }
     }
 
@@ -290,13 +321,45 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_after_an_exec_does_not_count_before_it() {
+    fn what_was_read_is_dated_by_what_the_side_band_tells_of_before() {
         let own = Pid(std::process::id());
         let mut s = Spaces::new(Live::new(Roots::default()));
         s.read(own, MonoNs(1), MonoNs(50));
-        assert!(s.in_generation(own).len() > 1);
+        let read = s.in_generation(own);
+        assert!(read.len() > 1 && read.iter().all(|m| m.time == MonoNs(1)));
+        // An exec before the reading: nothing that was read stood before it.
         s.exec(own, MonoNs(40));
-        assert_eq!(show(&s, own), "");
+        assert!(s.in_generation(own).iter().all(|m| m.time == MonoNs(40)));
+        // A mapping that was made before the reading is known already; one that is not there any more had gone.
+        s.map(
+            Mapping {
+                time: MonoNs(45),
+                ..read[0].clone()
+            },
+            MonoNs(50),
+        );
+        s.map(
+            Mapping {
+                time: MonoNs(46),
+                start: 0x1000,
+                ..read[0].clone()
+            },
+            MonoNs(50),
+        );
+        let dated = s.in_generation(own);
+        let times: Vec<_> = dated.iter().map(|m| m.time.0).filter(|&t| t != 40).collect();
+        assert_eq!((times, dated.len()), (vec![45, 46], read.len() + 1));
+        // Read again, what stands keeps its time.
+        s.next_generation();
+        s.read(own, MonoNs(60), MonoNs(60));
+        assert!(s.in_generation(own).iter().filter(|m| m.time == MonoNs(60)).count() < 3);
+    }
+
+    #[test]
+    fn a_vdso_is_kept_once_and_known_by_its_build_id() {
+        let own = Pid(std::process::id());
+        let mut s = Spaces::new(Live::new(Roots::default()));
+        s.read(own, MonoNs(1), MonoNs(50));
         assert_eq!(s.take_images().len(), 1);
         s.read(own, MonoNs(1), MonoNs(60));
         assert_eq!(s.take_images().len(), 0, "the same vDSO again");

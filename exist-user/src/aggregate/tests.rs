@@ -301,8 +301,7 @@ fn an_exec_drops_the_old_mappings_from_the_next_generation_on() {
 #[test]
 fn the_look_back_leaves_only_its_state() {
     let mut aggregator = aggregator();
-    aggregator.header.start = MonoNs(100 * MS);
-    aggregator.open = Open::new(0, MonoNs(100 * MS));
+    aggregator.starts_at(MonoNs(100 * MS));
     let record = |time, op: SwitchOp, tid| Record {
         time_ns: time * MS,
         ip: if op == SwitchOp::Fork { 1 << 32 | 1 } else { 0 },

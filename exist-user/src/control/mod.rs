@@ -38,6 +38,8 @@ pub enum Input {
         ends_at: Option<MonoNs>,
         look_back: Vec<Cpu>,
     },
+    /// The period's length is known now: it ends then.
+    EndsAt { period: PeriodId, time: MonoNs },
     /// The target runs on this CPU, for the first time in the period.
     Seen { period: PeriodId, cpu: Cpu },
     /// The tracer of this CPU could not be enabled; the command that asked for it has failed.
@@ -138,6 +140,7 @@ impl Controller {
                 ends_at,
                 look_back,
             } => self.begin(period, ends_at, look_back, commands),
+            Input::EndsAt { period, time } => self.ends_at(period, time),
             Input::Seen { period, cpu } => self.seen(period, cpu, commands),
             Input::EnableFailed { .. } => self.end_full(commands),
             Input::BufferFull { cpu } => {
@@ -176,6 +179,12 @@ impl Controller {
             },
         );
         look_back.into_iter().for_each(|cpu| self.seen(id, cpu, commands));
+    }
+
+    fn ends_at(&mut self, id: PeriodId, time: MonoNs) {
+        if let Some(period) = self.periods.get_mut(&id) {
+            period.ends_at = Some(time);
+        }
     }
 
     fn seen(&mut self, id: PeriodId, cpu: Cpu, commands: &mut Vec<Command>) {

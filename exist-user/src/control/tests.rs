@@ -240,6 +240,29 @@ fn the_deadline_is_the_nearest_of_the_running_periods() {
     assert_eq!(step(50, Input::Tick), None);
 }
 
+#[test]
+fn a_period_can_be_given_its_end_later() {
+    let begin = Input::Begin {
+        period: A,
+        ends_at: None,
+        look_back: vec![Cpu(1)],
+    };
+    let ends_at = Input::EndsAt {
+        period: A,
+        time: MonoNs(7),
+    };
+    check(
+        &[
+            (0, begin.clone()),
+            (5, ends_at.clone()),
+            (6, Input::Tick),
+            (7, Input::Tick),
+        ],
+        "+1;;;-1 drain 1",
+    );
+    check(&[(0, begin), (8, ends_at)], "+1;-1 drain 1");
+}
+
 /// Every input in every order, at random: what must hold whatever happens.
 #[test]
 fn random_walks_keep_the_invariants() {
@@ -258,7 +281,7 @@ fn random_walks_keep_the_invariants() {
             now += next(20);
             let period = PeriodId(u32::try_from(next(3)).unwrap());
             let cpu = Cpu(u32::try_from(next(4)).unwrap());
-            let input = match next(24) {
+            let input = match next(25) {
                 0 | 1 => begin(period, now + next(200), &[cpu.0]),
                 2 => Input::Begin {
                     period,
@@ -274,6 +297,10 @@ fn random_walks_keep_the_invariants() {
                 9 => failed(period),
                 10..=13 => Input::Drained { period },
                 14 | 15 => Input::Tick,
+                16 => Input::EndsAt {
+                    period,
+                    time: MonoNs(now + next(100)),
+                },
                 _ => Input::Seen { period, cpu },
             };
             let mut commands = Vec::new();
