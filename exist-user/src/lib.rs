@@ -15,4 +15,9 @@ pub mod alloc;
 pub mod capture;
 
 pub mod aggregate;
+
+pub mod spool;
+
+pub mod agent;
+
 pub mod cli;

@@ -4,6 +4,8 @@
 
 mod dump;
 mod page;
+mod quantity;
+mod record;
 pub mod text;
 
 use std::{
@@ -30,6 +32,7 @@ Exit codes: 0 done · 1 failed · 2 wrong usage · 3 something was lost and --st
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Record(Box<record::Record>),
     Dump(dump::Dump),
     Completions(page::Completions),
     Man(page::Man),
@@ -88,6 +91,7 @@ pub fn main() -> ExitCode {
 
 fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     match command {
+        Command::Record(record) => record.run(),
         Command::Dump(dump) => dump.run(out),
         Command::Completions(completions) => completions.run(&mut Cli::command(), out),
         Command::Man(man) => man.run(Cli::command(), out),

@@ -1,0 +1,271 @@
+//! A recording from beginning to end: the one loop that knows all rooms.
+//!
+//! Takes: a [`Session`] and where the file shall be. Gives: the file and a [`Summary`]. Refuses: what cannot be recorded,
+//! with the reason and the remedy, before anything is written. Whatever ends it, what was recorded is kept.
+//!
+//! ```text
+//!  resolve ─▶ side-band, hook, tracers ready ─▶ look-back ─▶ period: one `Input` at a time ─▶ drained ─▶ file closed
+//!                                                              timer, notices, signals, command, tracers, disk
+//! ```
+
+mod inputs;
+mod pace;
+mod recorder;
+mod streams;
+mod tracers;
+mod writer;
+
+use std::{
+    num::NonZeroU32,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use exist_trace::{
+    file::model::{ControlOp, Header, Loss, PtSettings, ResolvedTarget},
+    session::Session,
+    units::MonoNs,
+};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+pub use crate::{aggregate::Totals, control::EndReason};
+use crate::{
+    aggregate::{Aggregator, Live},
+    capture::{Operator, Report, Setup, set_up},
+    control::Controller,
+    sys::{clock, cpu, memlock, roots::Roots, rt},
+    target::{self, Resolved, resolve},
+};
+use inputs::Inputs;
+use recorder::{Parts, Recorder};
+use streams::Streams;
+use tracers::Tracers;
+use writer::FileWriter;
+
+const SHOW_EVERY: Duration = Duration::from_millis(200);
+
+/// What to record, and where to.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub session: Session,
+    pub out: PathBuf,
+    pub roots: Roots,
+    /// Bytes of each CPU's ring of switch records; `None`: the default.
+    pub ring_bytes: Option<NonZeroU32>,
+}
+
+/// A recording as it goes.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    pub elapsed_ns: u64,
+    pub totals: Totals,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+/// What was recorded.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    pub target: ResolvedTarget,
+    pub period_ns: u64,
+    pub totals: Totals,
+    pub bytes: u64,
+    pub reason: EndReason,
+    /// Why a part could not be written.
+    pub failure: Option<String>,
+    /// Settings of the processor trace, or why there is none.
+    pub pt: Result<PtSettings, String>,
+    /// Where something is not as it was asked.
+    pub notes: Vec<String>,
+    /// CPU time that this process used before it: most of it the kernel's, which verifies the programs.
+    pub setup_cpu_ns: u64,
+    /// CPU time that it used from then on.
+    pub agent_cpu_ns: u64,
+    /// Exit status of the command that was the target, as `wait` gives it.
+    pub command_status: Option<i32>,
+}
+
+/// What the loop takes, one at a time.
+pub enum Input {
+    /// Time to drain the rings.
+    Drain,
+    /// The hook has notices.
+    Notices,
+    /// Ctrl-C, or a request to terminate.
+    Interrupt,
+    /// The command that is the target has ended.
+    CommandEnded,
+    /// The real-time thread has done something.
+    Tracer(Report),
+    /// The file cannot take more, for this reason.
+    WriteFailed(String),
+}
+
+/// Records. `progress` is called now and then.
+///
+/// # Errors
+/// When nothing could be recorded, or the file is not where it should be; with the reason and the remedy.
+pub fn record(options: &Options, progress: impl FnMut(&Progress)) -> anyhow::Result<Summary> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("failed to start the event loop")?;
+    // Rings are locked memory. Where the limit cannot be raised, whoever needs more says so.
+    let _ = memlock::raise();
+    let target = resolve(&options.roots, &options.session.target)?;
+    runtime.block_on(record_target(options, target, progress))
+}
+
+async fn record_target(
+    options: &Options,
+    mut target: Resolved,
+    mut progress: impl FnMut(&Progress),
+) -> anyhow::Result<Summary> {
+    let cpu_before_ns = clock::process_cpu_ns();
+    let (said, inbox) = unbounded_channel();
+    let (mut streams, attached) = Streams::open(&target, options.ring_bytes)?;
+    let tracing = Tracing::start(options, said.clone())?;
+    let writer = FileWriter::start(&options.out, move |reason| {
+        let _ = said.send(Input::WriteFailed(reason));
+    })?;
+    // After the other threads have started, which shall stay ordinary. Without the privilege we only drain a little later.
+    let _ = rt::raise_priority();
+    let notices = streams.hook().notices_fd().try_clone_to_owned()?;
+    let ends = |command: &mut target::Command| command.child().as_fd().try_clone_to_owned();
+    let mut inputs = Inputs::new(notices, target.command.as_mut().map(ends).transpose()?, inbox)?;
+
+    let begun = streams.begin()?;
+    let cpu_begun_ns = clock::process_cpu_ns();
+    let header = header(options, &target, &tracing.pt, begun);
+    let mut aggregator = Aggregator::new(header, Live::new(options.roots.clone()));
+    aggregator.op(attached);
+    aggregator.clock_pair(clock::pair());
+    tracing.ops.into_iter().for_each(|op| aggregator.op(op));
+    tracing.losses.into_iter().for_each(|loss| aggregator.loss(loss));
+    let mut recorder = Recorder::new(
+        Parts {
+            streams,
+            tracers: Tracers::new(tracing.operator),
+            aggregator,
+            writer,
+            controller: Controller::default(),
+            target,
+            roots: options.roots.clone(),
+        },
+        begun,
+    );
+    let ran = run(&mut recorder, &mut inputs, options, &mut progress).await;
+    if let Err(error) = &ran {
+        recorder.give_up(format!("{error:#}"));
+    }
+
+    let ended = recorder.finish();
+    let written = ended.writer.finish()?;
+    let agent_cpu_ns = clock::process_cpu_ns().saturating_sub(cpu_begun_ns);
+    ran?;
+    let mut target = ended.target;
+    let command_status = target
+        .command
+        .as_mut()
+        .and_then(|command| command.child().try_wait().ok().flatten());
+    Ok(Summary {
+        target: target.header(),
+        period_ns: ended.end.0.saturating_sub(ended.start.0),
+        totals: ended.totals,
+        bytes: written.bytes,
+        reason: ended.reason,
+        failure: written.failure,
+        pt: tracing.pt,
+        notes: tracing.notes,
+        setup_cpu_ns: cpu_begun_ns.saturating_sub(cpu_before_ns),
+        agent_cpu_ns,
+        command_status,
+    })
+}
+
+/// From the first switch to the end of the period and all that is drained after it.
+async fn run(
+    recorder: &mut Recorder,
+    inputs: &mut Inputs,
+    options: &Options,
+    progress: &mut impl FnMut(&Progress),
+) -> anyhow::Result<()> {
+    recorder.look_back(inputs).await?;
+    recorder.snapshot();
+    recorder.release()?;
+    if let Some(period_ns) = options.session.period_ns {
+        recorder.ends_after(period_ns)?;
+    }
+    let mut shown = Instant::now();
+    loop {
+        let input = inputs.next(recorder.wait()).await;
+        if recorder.handle(input)?.is_break() {
+            return Ok(());
+        }
+        if shown.elapsed() >= SHOW_EVERY {
+            shown = Instant::now();
+            progress(&recorder.progress());
+        }
+    }
+}
+
+/// The processor trace as it was set up.
+struct Tracing {
+    operator: Option<Operator>,
+    pt: Result<PtSettings, String>,
+    ops: Vec<ControlOp>,
+    losses: Vec<Loss>,
+    notes: Vec<String>,
+}
+
+impl Tracing {
+    fn start(options: &Options, said: UnboundedSender<Input>) -> anyhow::Result<Self> {
+        let Setup { source, mut prepared } = match set_up(&options.session.pt, Path::new("/sys"), &options.roots.proc)?
+        {
+            Ok(setup) => setup,
+            Err(reason) => {
+                return Ok(Self {
+                    operator: None,
+                    pt: Err(reason),
+                    ops: vec![],
+                    losses: vec![],
+                    notes: vec![],
+                });
+            }
+        };
+        let (pt, ops) = (prepared.settings.clone(), std::mem::take(&mut prepared.ops));
+        let (losses, notes) = (
+            std::mem::take(&mut prepared.losses),
+            std::mem::take(&mut prepared.notes),
+        );
+        let report = Box::new(move |report| {
+            let _ = said.send(Input::Tracer(report));
+        });
+        let operator = Operator::start(source, prepared, report).context("failed to start the tracers' thread")?;
+        Ok(Self {
+            operator: Some(operator),
+            pt: Ok(pt),
+            ops,
+            losses,
+            notes,
+        })
+    }
+}
+
+fn header(options: &Options, target: &Resolved, pt: &Result<PtSettings, String>, start: MonoNs) -> Header {
+    let realtime_ns = clock::realtime_ns().saturating_sub(clock::mono_ns().saturating_sub(start.0));
+    Header {
+        // Two recordings of one node cannot start in the same nanosecond with the same process number.
+        recording_id: realtime_ns ^ u64::from(std::process::id()).rotate_left(40),
+        exist_version: env!("CARGO_PKG_VERSION").to_owned(),
+        session: options.session.clone(),
+        target: target.header(),
+        node: cpu::node(&options.roots.proc, Path::new("/sys")).unwrap_or_default(),
+        start,
+        start_realtime_ns: realtime_ns,
+        holds_foreign_packets: pt.is_ok(),
+        pt: pt.clone(),
+    }
+}

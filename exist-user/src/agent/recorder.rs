@@ -1,0 +1,418 @@
+//! One recording at work: takes an [`Input`] at a time, asks the controller, and carries out what it decides.
+
+use std::{ops::ControlFlow, path::Path, time::Duration};
+
+use exist_trace::{
+    file::model::{ControlKind, ControlOp, End, Generation, Loss, LossKind},
+    units::{Cpu, MonoNs, Pid},
+};
+
+use super::{
+    Input, Progress,
+    inputs::Inputs,
+    pace::Pace,
+    streams::{Streams, op},
+    tracers::Tracers,
+    writer::FileWriter,
+};
+use crate::{
+    aggregate::{Aggregator, Totals},
+    capture::{Change, Hotplug},
+    control::{self, Command, Controller, EndReason, PeriodId},
+    hook::{Notice, NoticeKind},
+    sys::{clock, cpu, procfs::Process, roots::Roots},
+    target::Resolved,
+};
+
+/// The only period of a recording.
+pub const PERIOD: PeriodId = PeriodId(1);
+
+/// How long the hook runs before the period, to learn which CPUs the target uses.
+const LOOK_BACK: Duration = Duration::from_millis(50);
+/// Longest wait for the tracers of the look-back.
+const START_WAIT: Duration = Duration::from_secs(1);
+const CLOCK_PAIR_NS: u64 = 100_000_000;
+const LOOK_NS: u64 = 100_000_000;
+const COUNT_NS: u64 = 1_000_000_000;
+/// Between two looks while the period is over and a tracer or the disk is not done yet.
+const FINISHING: Duration = Duration::from_millis(2);
+
+/// What a recording is made of.
+pub struct Parts {
+    pub streams: Streams,
+    pub tracers: Tracers,
+    pub aggregator: Aggregator,
+    pub writer: FileWriter,
+    pub controller: Controller,
+    pub target: Resolved,
+    pub roots: Roots,
+}
+
+/// How a recording ended.
+pub struct Ended {
+    pub start: MonoNs,
+    pub totals: Totals,
+    pub reason: EndReason,
+    pub end: MonoNs,
+    pub writer: FileWriter,
+    pub target: Resolved,
+}
+
+/// A recording at work.
+pub struct Recorder {
+    parts: Parts,
+    pace: Pace,
+    hotplug: Hotplug,
+    start: MonoNs,
+    paired_at: u64,
+    looked_at: u64,
+    counted_at: u64,
+    /// The target has had a process since the start.
+    was_populated: bool,
+    /// When the hook ended; then only tracers and the disk are waited for.
+    ended: Option<MonoNs>,
+    finished: Option<EndReason>,
+    /// Reused.
+    full: Vec<Generation>,
+}
+
+impl Recorder {
+    pub fn new(parts: Parts, start: MonoNs) -> Self {
+        let online = cpu::online(Path::new("/sys")).unwrap_or_default();
+        Self {
+            parts,
+            pace: Pace::default(),
+            hotplug: Hotplug::new(&online),
+            start,
+            paired_at: 0,
+            looked_at: 0,
+            counted_at: start.0,
+            was_populated: false,
+            ended: None,
+            finished: None,
+            full: Vec::new(),
+        }
+    }
+
+    /// How long to wait for the next input; then [`Input::Drain`] is due.
+    pub fn wait(&self) -> Duration {
+        if self.ended.is_some() {
+            return FINISHING;
+        }
+        let deadline = self
+            .parts
+            .controller
+            .next_deadline()
+            .map(|at| at.0.saturating_sub(clock::mono_ns()));
+        self.pace
+            .interval()
+            .min(deadline.map_or(Duration::MAX, Duration::from_nanos))
+    }
+
+    /// What was recorded so far.
+    pub fn progress(&self) -> Progress {
+        Progress {
+            elapsed_ns: clock::mono_ns().saturating_sub(self.start.0),
+            totals: self.parts.aggregator.totals(),
+            bytes: self.parts.writer.bytes(),
+        }
+    }
+
+    /// Takes the next input; `Break` when the recording is over.
+    ///
+    /// # Errors
+    /// When a stream of the kernel fails; the recording cannot go on.
+    pub fn handle(&mut self, input: Input) -> anyhow::Result<ControlFlow<()>> {
+        match input {
+            Input::Drain => self.drain()?,
+            Input::Notices => self.notices()?,
+            Input::Interrupt => self.step(control::Input::Interrupt)?,
+            Input::CommandEnded => self.step(control::Input::TargetExited { period: PERIOD })?,
+            Input::Tracer(report) => {
+                if let Some(input) = self.parts.tracers.take(report, &mut self.parts.aggregator) {
+                    self.step(input)?;
+                }
+            }
+            Input::WriteFailed(reason) => self.step(control::Input::Failed { period: PERIOD, reason })?,
+        }
+        let Parts {
+            tracers,
+            aggregator,
+            writer,
+            ..
+        } = &mut self.parts;
+        tracers.write(aggregator, writer);
+        if self.ended.is_some() && self.parts.tracers.all_written() {
+            self.step(control::Input::Drained { period: PERIOD })?;
+        }
+        Ok(if self.finished.is_some() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// Opens the period. With a processor trace the hook looks first which CPUs the target uses, and the period starts when
+    /// their tracers run.
+    ///
+    /// # Errors
+    /// As [`Self::handle`].
+    pub async fn look_back(&mut self, inputs: &mut Inputs) -> anyhow::Result<()> {
+        // A command waits still, so there is nothing to see of it.
+        let worthwhile = self.parts.tracers.exist() && self.parts.target.command.is_none();
+        let mut look_back = Vec::new();
+        if worthwhile {
+            tokio::time::sleep(LOOK_BACK).await;
+            let seen = self
+                .parts
+                .streams
+                .notices()
+                .into_iter()
+                .filter(|n| n.kind() == Some(NoticeKind::CpuSeen));
+            look_back.extend(seen.map(|notice| Cpu(notice.cpu)));
+        }
+        self.step(control::Input::Begin {
+            period: PERIOD,
+            ends_at: None,
+            look_back,
+        })?;
+        while !self.parts.tracers.all_started() {
+            match inputs.next(START_WAIT).await {
+                Input::Drain => break, // one that takes so long is late, and its loss says so
+                input => {
+                    if self.handle(input)?.is_break() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        if worthwhile && self.ended.is_none() {
+            self.start = MonoNs(clock::mono_ns());
+            self.parts.aggregator.starts_at(self.start);
+            self.parts.streams.hook().begin_period(2)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the target's processes as they stand.
+    pub fn snapshot(&mut self) {
+        let target = &self.parts.target;
+        let pids: Vec<_> = match target.only_pid {
+            Some(pid) => vec![pid],
+            None => target
+                .roots
+                .iter()
+                .filter_map(|root| root.processes().ok())
+                .flatten()
+                .map(Pid)
+                .collect(),
+        };
+        self.parts.aggregator.snapshot(pids, MonoNs(clock::mono_ns()));
+    }
+
+    /// Lets the command begin, if the target is one.
+    ///
+    /// # Errors
+    /// When it cannot be executed.
+    pub fn release(&mut self) -> anyhow::Result<()> {
+        match &mut self.parts.target.command {
+            Some(command) => Ok(command.release()?),
+            None => Ok(()),
+        }
+    }
+
+    /// The period is this long.
+    ///
+    /// # Errors
+    /// As [`Self::handle`].
+    pub fn ends_after(&mut self, period_ns: u64) -> anyhow::Result<()> {
+        let time = MonoNs(self.start.0.saturating_add(period_ns));
+        self.step(control::Input::EndsAt { period: PERIOD, time })
+    }
+
+    /// The recording cannot go on, for this reason.
+    pub fn give_up(&mut self, reason: String) {
+        self.finished = Some(EndReason::Error(reason));
+    }
+
+    /// Closes the file's last generation and takes the hook out of the kernel.
+    pub fn finish(self) -> Ended {
+        let Parts {
+            streams,
+            mut aggregator,
+            writer,
+            target,
+            ..
+        } = self.parts;
+        let end = self.ended.unwrap_or(MonoNs(clock::mono_ns()));
+        let reason = self.finished.unwrap_or(EndReason::Error("stopped".to_owned()));
+        aggregator.op(streams.detach());
+        let mut full = Vec::new();
+        let totals = aggregator.finish(
+            End {
+                time: end,
+                reason: reason.to_string(),
+            },
+            &mut full,
+        );
+        full.into_iter().for_each(|generation| writer.write(generation));
+        Ended {
+            start: self.start,
+            totals,
+            reason,
+            end,
+            writer,
+            target,
+        }
+    }
+
+    fn step(&mut self, input: control::Input) -> anyhow::Result<()> {
+        let mut commands = Vec::new();
+        self.parts
+            .controller
+            .step(MonoNs(clock::mono_ns()), input, &mut commands);
+        for command in commands {
+            match command {
+                Command::Enable(cpu) => self.parts.tracers.enable(cpu),
+                Command::Disable(cpu) => self.parts.tracers.disable(cpu),
+                Command::Abandon(cpu) => self.parts.tracers.abandon(cpu),
+                Command::Drain(_) => self.end()?,
+                Command::Finish(_, reason) => self.finished = Some(reason),
+            }
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) -> anyhow::Result<()> {
+        // While the disk is behind, the rings are left to fill: what they then lose is counted by the hook.
+        if self.ended.is_none() && !self.parts.writer.is_behind() {
+            self.drain_once()?;
+        }
+        let now = clock::mono_ns();
+        if self.ended.is_none() && is_due(&mut self.looked_at, now, LOOK_NS) {
+            self.look(now)?;
+        }
+        self.step(control::Input::Tick)
+    }
+
+    fn drain_once(&mut self) -> anyhow::Result<()> {
+        let Parts {
+            streams,
+            aggregator,
+            writer,
+            ..
+        } = &mut self.parts;
+        let drained = streams.drain(aggregator)?;
+        self.pace.drained(drained.fill);
+        let now = clock::mono_ns();
+        if is_due(&mut self.paired_at, now, CLOCK_PAIR_NS) {
+            aggregator.clock_pair(clock::pair());
+        }
+        if is_due(&mut self.counted_at, now, COUNT_NS) {
+            streams.count(aggregator)?;
+        }
+        aggregator.advance(drained.complete_to, &mut self.full);
+        self.full.drain(..).for_each(|generation| writer.write(generation));
+        Ok(())
+    }
+
+    /// Looks at what gives no notice: whether the target still has a process, and which CPUs are online.
+    fn look(&mut self, now: u64) -> anyhow::Result<()> {
+        let populated = match self.parts.target.only_pid {
+            Some(pid) => Process::new(&self.parts.roots, pid.0).stat().is_ok(),
+            None => self.parts.target.populated().unwrap_or(true),
+        };
+        if self.was_populated && !populated {
+            self.step(control::Input::TargetExited { period: PERIOD })?;
+        }
+        self.was_populated |= populated;
+        let online = cpu::online(Path::new("/sys")).unwrap_or_default();
+        if online.is_empty() {
+            return Ok(());
+        }
+        for change in self.hotplug.look(&online) {
+            self.parts.streams.follow(change)?;
+            self.parts.aggregator.loss(Loss {
+                from: MonoNs(now.saturating_sub(LOOK_NS)),
+                to: MonoNs(now),
+                cpu: Some(change_cpu(change)),
+                kind: LossKind::CpuHotplug,
+                records: 0,
+                bytes: 0,
+                reason: match change {
+                    Change::Offline(_) => "the CPU went offline".to_owned(),
+                    Change::Online(_) => "the CPU came online; mappings made on it just before are missing".to_owned(),
+                },
+            });
+            self.step(match change {
+                Change::Offline(cpu) => control::Input::Offline { cpu },
+                Change::Online(cpu) => control::Input::Online { cpu },
+            })?;
+        }
+        Ok(())
+    }
+
+    fn notices(&mut self) -> anyhow::Result<()> {
+        let mut judge = false;
+        let mut drain = false;
+        for notice in self.parts.streams.notices() {
+            match notice.kind() {
+                Some(NoticeKind::CpuSeen) => self.seen(&notice)?,
+                Some(NoticeKind::TargetRemoved) => self.removed()?,
+                Some(NoticeKind::Attached) => judge = true,
+                Some(NoticeKind::RingHigh) => drain = true,
+                Some(NoticeKind::TargetsFull) | None => {} // the counters tell it as a loss
+            }
+        }
+        if judge && self.ended.is_none() {
+            self.parts.streams.judge_again()?;
+        }
+        if drain { self.drain() } else { Ok(()) }
+    }
+
+    fn seen(&mut self, notice: &Notice) -> anyhow::Result<()> {
+        let (cpu, time) = (Cpu(notice.cpu), MonoNs(notice.time_ns));
+        self.parts.aggregator.op(ControlOp {
+            from: time,
+            ..op(ControlKind::CpuSeen, time, Some(cpu))
+        });
+        self.parts.tracers.seen(cpu, time);
+        self.step(control::Input::Seen { period: PERIOD, cpu })
+    }
+
+    /// One root of several may go; the target is gone with the last.
+    fn removed(&mut self) -> anyhow::Result<()> {
+        if self.parts.target.roots.iter().any(|root| root.exists()) {
+            return Ok(());
+        }
+        self.step(control::Input::TargetExited { period: PERIOD })
+    }
+
+    /// The period is over: nothing more is recorded, and what was is taken out of the rings.
+    fn end(&mut self) -> anyhow::Result<()> {
+        let ended = self.parts.streams.hook().end()?;
+        self.ended = Some(ended);
+        let Parts {
+            streams, aggregator, ..
+        } = &mut self.parts;
+        streams.drain(aggregator)?;
+        streams.count(aggregator)?;
+        aggregator.clock_pair(clock::pair());
+        Ok(())
+    }
+}
+
+fn change_cpu(change: Change) -> Cpu {
+    match change {
+        Change::Offline(cpu) | Change::Online(cpu) => cpu,
+    }
+}
+
+/// Whether `every_ns` have passed since `last`, which is then set to `now`.
+fn is_due(last: &mut u64, now: u64, every_ns: u64) -> bool {
+    let due = now.saturating_sub(*last) >= every_ns;
+    if due {
+        *last = now;
+    }
+    due
+}

@@ -1,0 +1,116 @@
+//! The processor trace of a recording: what was asked of the real-time thread, and what has come back.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use exist_trace::units::{Cpu, MonoNs};
+
+use super::writer::FileWriter;
+use crate::{
+    aggregate::Aggregator,
+    capture::{Operator, Recording, Report, Request},
+    control::Input,
+};
+
+/// Tracers at work. Without an operator every request is done at once and leaves nothing.
+#[derive(Default)]
+pub struct Tracers {
+    operator: Option<Operator>,
+    /// CPUs whose tracer has been asked to start and has not handed over its recording.
+    open: BTreeSet<Cpu>,
+    /// CPUs whose enabling has not been answered.
+    starting: BTreeSet<Cpu>,
+    /// When the target was first seen on a CPU.
+    seen: BTreeMap<Cpu, MonoNs>,
+    recordings: VecDeque<Recording>,
+}
+
+impl Tracers {
+    pub fn new(operator: Option<Operator>) -> Self {
+        Self {
+            operator,
+            ..Self::default()
+        }
+    }
+
+    /// Whether there is a processor trace.
+    pub fn exist(&self) -> bool {
+        self.operator.is_some()
+    }
+
+    /// The target runs on this CPU since `time`.
+    pub fn seen(&mut self, cpu: Cpu, time: MonoNs) {
+        self.seen.entry(cpu).or_insert(time);
+    }
+
+    pub fn enable(&mut self, cpu: Cpu) {
+        if let Some(operator) = &mut self.operator {
+            self.open.insert(cpu);
+            self.starting.insert(cpu);
+            operator.request(Request::Enable {
+                cpu,
+                seen: self.seen.remove(&cpu),
+            });
+        }
+    }
+
+    pub fn disable(&mut self, cpu: Cpu) {
+        if let Some(operator) = &mut self.operator {
+            operator.request(Request::Disable(cpu));
+        }
+    }
+
+    pub fn abandon(&mut self, cpu: Cpu) {
+        if let Some(operator) = &mut self.operator {
+            operator.request(Request::Abandon(cpu));
+        }
+    }
+
+    /// Whether every tracer that was asked to start runs, or has failed.
+    pub fn all_started(&self) -> bool {
+        self.starting.is_empty()
+    }
+
+    /// Whether every recording has come back and been written.
+    pub fn all_written(&self) -> bool {
+        self.open.is_empty() && self.recordings.is_empty()
+    }
+
+    /// Takes what the real-time thread says; gives what the controller must know of it.
+    pub fn take(&mut self, report: Report, aggregator: &mut Aggregator) -> Option<Input> {
+        match report {
+            Report::Op(op) => {
+                if let Some(cpu) = op
+                    .cpu
+                    .filter(|_| op.kind == exist_trace::file::model::ControlKind::PtEnable)
+                {
+                    self.starting.remove(&cpu);
+                }
+                aggregator.op(op);
+            }
+            Report::Loss(loss) => aggregator.loss(loss),
+            Report::EnableFailed(cpu) => {
+                self.open.remove(&cpu);
+                self.starting.remove(&cpu);
+                return Some(Input::EnableFailed { cpu });
+            }
+            Report::BufferFull(cpu) => return Some(Input::BufferFull { cpu }),
+            Report::Recorded(recording) => self.recordings.push_back(recording),
+        }
+        None
+    }
+
+    /// Hands over the recordings that wait, as far as the disk keeps up, and gives their tracers back.
+    pub fn write(&mut self, aggregator: &mut Aggregator, writer: &FileWriter) {
+        let mut full = Vec::new();
+        while !writer.is_behind()
+            && let Some(recording) = self.recordings.pop_front()
+        {
+            for piece in recording.pieces() {
+                aggregator.pt(piece, &mut full);
+                full.drain(..).for_each(|generation| writer.write(generation));
+            }
+            self.open.remove(&recording.cpu());
+            aggregator.op(recording.close());
+        }
+    }
+}
