@@ -19,6 +19,14 @@ pub fn raise() -> io::Result<Option<u64>> {
             ..now
         })?;
     }
+    limit()
+}
+
+/// The limit in bytes; `None`: none.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn limit() -> io::Result<Option<u64>> {
     let now = get()?;
     Ok((now.rlim_cur != libc::RLIM_INFINITY).then_some(now.rlim_cur))
 }

@@ -19,6 +19,7 @@ pub enum Capability {
     DacReadSearch = 2,
     Kill = 5,
     Setpcap = 8,
+    IpcLock = 14,
     SysPtrace = 19,
     SysAdmin = 21,
     SysNice = 23,
@@ -29,10 +30,11 @@ pub enum Capability {
 
 impl Capability {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::DacReadSearch,
         Self::Kill,
         Self::Setpcap,
+        Self::IpcLock,
         Self::SysPtrace,
         Self::SysAdmin,
         Self::SysNice,
@@ -48,6 +50,7 @@ impl Capability {
             Self::DacReadSearch => "CAP_DAC_READ_SEARCH",
             Self::Kill => "CAP_KILL",
             Self::Setpcap => "CAP_SETPCAP",
+            Self::IpcLock => "CAP_IPC_LOCK",
             Self::SysPtrace => "CAP_SYS_PTRACE",
             Self::SysAdmin => "CAP_SYS_ADMIN",
             Self::SysNice => "CAP_SYS_NICE",

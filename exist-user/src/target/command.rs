@@ -91,6 +91,11 @@ pub fn start(roots: &Roots, mounts: &Mounts, argv: &[String]) -> Result<(Command
     Ok((command, root, mount.hierarchy.clone()))
 }
 
+/// Where [`place`] may have put a command.
+fn holds_commands(mount: &Mount) -> bool {
+    mount.hierarchy == Hierarchy::V2 || HARMLESS.contains(&mount.hierarchy.to_string().as_str())
+}
+
 fn place(mounts: &Mounts) -> Option<&Mount> {
     let v1 = |name: &&str| mounts.v1.iter().find(|m| m.hierarchy.to_string() == *name);
     mounts.v2.as_ref().or_else(|| HARMLESS.iter().find_map(v1))
@@ -126,7 +131,7 @@ fn make(mount: &Mount, own: &Path) -> io::Result<Cgroup> {
 /// When a hierarchy cannot be listed. A leftover that cannot be removed (no permission) is left for another start.
 pub fn sweep(mounts: &Mounts) -> io::Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
-    for mount in mounts.iter() {
+    for mount in mounts.iter().filter(|m| holds_commands(m)) {
         for path in mount.walk()? {
             let ours = path
                 .file_name()

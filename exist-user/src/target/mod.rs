@@ -83,12 +83,14 @@ impl Resolved {
     }
 }
 
-/// Resolves a target. A command is started, held before it executes.
+/// Resolves a target. A command is started, held before it executes. What crashed runs left is swept first: [`sweep`].
 ///
 /// # Errors
 /// See [`TargetError`].
 pub fn resolve(roots: &Roots, target: &Target) -> Result<Resolved, TargetError> {
     let mounts = Mounts::find(roots).map_err(|e| read_error(&roots.proc_file("self/mountinfo"), e))?;
+    // What cannot be swept is in nobody's way.
+    let _ = sweep(&mounts);
     resolve_in(roots, &mounts, target)
 }
 
