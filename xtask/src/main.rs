@@ -4,6 +4,7 @@ mod bench;
 mod build_ebpf;
 mod ci;
 mod demo;
+mod image;
 mod lab;
 mod process;
 mod setup;
@@ -37,6 +38,8 @@ enum Command {
     Demo,
     /// Run a command in a guest with an emulated Intel PT; see tests/lab/README.md.
     Lab(lab::Args),
+    /// Build the container image's root file system, for `docker import`.
+    Image,
     /// Install what is missing.
     Setup(setup::Args),
     /// Set up what is missing and run all tests.
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Demo => demo::run(),
         Command::Lab(args) => lab::run(&args),
+        Command::Image => image::run(),
         Command::Setup(args) => setup::run(&args),
         Command::Test => test::run(),
         Command::Tidy => tidy::run(),
