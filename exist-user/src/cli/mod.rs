@@ -2,10 +2,12 @@
 //!
 //! Results go to standard output, everything else to standard error.
 
+mod doctor;
 mod dump;
 mod page;
 mod quantity;
 mod record;
+mod roots;
 pub mod text;
 
 use std::{
@@ -32,6 +34,7 @@ Exit codes: 0 done · 1 failed · 2 wrong usage · 3 something was lost and --st
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Doctor(doctor::Doctor),
     Record(Box<record::Record>),
     Dump(dump::Dump),
     Completions(page::Completions),
@@ -91,6 +94,7 @@ pub fn main() -> ExitCode {
 
 fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     match command {
+        Command::Doctor(doctor) => doctor.run(out),
         Command::Record(record) => record.run(),
         Command::Dump(dump) => dump.run(out),
         Command::Completions(completions) => completions.run(&mut Cli::command(), out),
