@@ -12,12 +12,10 @@ use exist_trace::session::{PtMode, PtRequest, Session, Target};
 use super::{
     Outcome, Strictness,
     quantity::{self, Cpus},
+    roots::RootArgs,
     text,
 };
-use crate::{
-    agent::{self, EndReason, Options, Progress, Summary},
-    sys::roots::Roots,
-};
+use crate::agent::{self, EndReason, Options, Progress, Summary};
 
 /// Record a target's context switches, and its processor trace where there is one
 #[derive(Debug, Args)]
@@ -75,12 +73,8 @@ pub struct Record {
     /// Ring of each CPU for switch records [default: 2M]
     #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
     ring_bytes: Option<u64>,
-    /// The host's procfs, seen from a container [default: $EXIST_PROC_ROOT or /proc]
-    #[arg(long, value_name = "PATH")]
-    proc_root: Option<PathBuf>,
-    /// The host's cgroup file systems, seen from a container [default: $EXIST_CGROUP_ROOT or /sys/fs/cgroup]
-    #[arg(long, value_name = "PATH")]
-    cgroup_root: Option<PathBuf>,
+    #[command(flatten)]
+    roots: RootArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -125,7 +119,7 @@ impl Record {
                 period_ns: self.length,
                 target: self.target()?,
             },
-            roots: Roots::new(self.proc_root, self.cgroup_root),
+            roots: self.roots.roots(),
             out: self.out,
             ring_bytes,
         })
