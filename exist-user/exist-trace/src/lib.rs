@@ -4,6 +4,7 @@
 //! thread or asks a clock. Each room takes one noun and gives the next; a room uses only rooms above it.
 #![forbid(unsafe_code)]
 
+pub mod analysis;
 pub mod export;
 pub mod file;
 pub mod flow;

@@ -7,6 +7,7 @@ mod dump;
 mod page;
 mod quantity;
 mod record;
+mod report;
 mod roots;
 pub mod text;
 
@@ -36,6 +37,7 @@ Exit codes: 0 done · 1 failed · 2 wrong usage · 3 something was lost and --st
 enum Command {
     Doctor(doctor::Doctor),
     Record(Box<record::Record>),
+    Report(report::Report),
     Dump(dump::Dump),
     Completions(page::Completions),
     Man(page::Man),
@@ -96,6 +98,7 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     match command {
         Command::Doctor(doctor) => doctor.run(out),
         Command::Record(record) => record.run(),
+        Command::Report(report) => report.run(out),
         Command::Dump(dump) => dump.run(out),
         Command::Completions(completions) => completions.run(&mut Cli::command(), out),
         Command::Man(man) => man.run(Cli::command(), out),

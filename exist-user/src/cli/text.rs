@@ -40,6 +40,27 @@ pub fn since(t_ns: u64, start_ns: u64) -> String {
     format!("{sign}{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)
 }
 
+/// CLOCK_REALTIME as a date, to the second.
+pub fn utc(realtime_ns: u64) -> String {
+    let seconds = realtime_ns / 1_000_000_000;
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Years that begin in March, so that the leap day is the last: 146,097 days in each 400 of them.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 {
+        month_from_march + 3
+    } else {
+        month_from_march - 9
+    };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (h, m, s) = (second / 3_600, second / 60 % 60, second % 60);
+    format!("{year}-{month:02}-{day:02} {h:02}:{m:02}:{s:02} UTC")
+}
+
 /// CPUs or the like as ranges: `0-3,7`.
 pub fn ranges(sorted: &[u32]) -> String {
     let mut out = String::new();
@@ -141,6 +162,17 @@ mod tests {
         assert_eq!(
             [ranges(&[]), ranges(&[3]), ranges(&[0, 1, 2, 7, 9, 10])],
             ["", "3", "0-2,7,9-10"]
+        );
+        let dates = [0, 951_782_400, 951_868_799, 1_735_689_599, 1_796_083_200];
+        assert_eq!(
+            dates.map(|s| utc(s * 1_000_000_000)),
+            [
+                "1970-01-01 00:00:00 UTC",
+                "2000-02-29 00:00:00 UTC",
+                "2000-02-29 23:59:59 UTC",
+                "2024-12-31 23:59:59 UTC",
+                "2026-12-01 00:00:00 UTC"
+            ]
         );
         assert_eq!(plain("a\x1b[31mb\n"), "a\u{fffd}[31mb\u{fffd}");
     }

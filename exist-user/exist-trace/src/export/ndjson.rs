@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// A switch of a target thread.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Switch {
     /// CLOCK_MONOTONIC, nanoseconds.
     pub t_ns: u64,
@@ -67,7 +67,7 @@ const fn why(f: u8) -> &'static str {
 }
 
 /// A step in the life of a thread or process.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Life {
     pub t_ns: u64,
     pub cpu: u16,
@@ -114,7 +114,7 @@ impl Life {
 }
 
 /// An executable mapping.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MappingRow<'a> {
     pub t_ns: u64,
     pub pid: u32,
@@ -147,7 +147,7 @@ impl<'a> From<&'a Mapping> for MappingRow<'a> {
 }
 
 /// Something that is missing.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LossRow {
     /// It happened between these.
     pub t_ns: u64,
@@ -175,7 +175,7 @@ impl From<&Loss> for LossRow {
 }
 
 /// A control operation.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OpRow<'a> {
     /// Just before and just after it.
     pub t_ns: u64,

@@ -1,0 +1,3 @@
+//! What is read from a trace, a file for each question.
+
+pub mod report;
