@@ -4,6 +4,7 @@
 
 mod doctor;
 mod dump;
+mod export;
 mod page;
 mod quantity;
 mod record;
@@ -39,6 +40,7 @@ enum Command {
     Record(Box<record::Record>),
     Report(report::Report),
     Dump(dump::Dump),
+    Export(export::Export),
     Completions(page::Completions),
     Man(page::Man),
 }
@@ -100,6 +102,7 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         Command::Record(record) => record.run(),
         Command::Report(report) => report.run(out),
         Command::Dump(dump) => dump.run(out),
+        Command::Export(export) => export.run(),
         Command::Completions(completions) => completions.run(&mut Cli::command(), out),
         Command::Man(man) => man.run(Cli::command(), out),
     }

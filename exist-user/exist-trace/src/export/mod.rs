@@ -1,3 +1,4 @@
 //! A trace in other formats, a file for each.
 
 pub mod ndjson;
+pub mod perfetto;

@@ -1,0 +1,59 @@
+//! `exist export`: a trace in another format.
+
+use std::{
+    fs,
+    io::{BufWriter, Write},
+    path::PathBuf,
+};
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use exist_trace::export::perfetto;
+
+use super::{Outcome, pieces, read};
+
+/// Write a trace in another format
+#[derive(Debug, Args)]
+#[command(after_help = "\
+perfetto: threads and CPUs as ftrace's sched_switch, losses and control operations as instants.
+Open it with ui.perfetto.dev, or query it with trace_processor. What is not the target's shows as idle.
+
+Examples:
+  exist export trace.exist --to perfetto -o trace.perfetto-trace")]
+pub struct Export {
+    /// The trace
+    file: PathBuf,
+    /// The format
+    #[arg(long)]
+    to: Format,
+    /// Where to write it; it appears there when it is whole
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Perfetto,
+}
+
+impl Export {
+    pub fn run(&self) -> anyhow::Result<Outcome> {
+        let data = read(&self.file)?;
+        let pieces = pieces(&data, &self.file)?;
+        let mut name = self.output.clone().into_os_string();
+        name.push(".part");
+        let part = PathBuf::from(name);
+        let written = fs::File::create(&part).and_then(|file| {
+            let mut out = BufWriter::with_capacity(1 << 20, file);
+            match self.to {
+                Format::Perfetto => perfetto::write(pieces, &mut out)?,
+            }
+            out.flush()?;
+            fs::rename(&part, &self.output)
+        });
+        written
+            .inspect_err(|_| drop(fs::remove_file(&part)))
+            .with_context(|| format!("failed to write {}", self.output.display()))?;
+        Ok(Outcome::Done)
+    }
+}
