@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use super::{
     gaps::{Gap, Gaps},
+    layout::FLAG_LAST,
     model::{GENERATION_NS, Generation, Header, Loss, LossKind},
     reader::{Cause, ReadError, Reader},
 };
@@ -112,7 +113,9 @@ impl<'a> Pieces<'a> {
         let to = MonoNs(self.end.0.saturating_add(if self.ended { 0 } else { GENERATION_NS }));
         self.queue
             .extend(errors.iter().map(|e| Piece::Loss(damage_of(e, self.end, to))));
-        if !self.ended && errors.is_empty() {
+        // The last chunk may be there, but damaged or cut.
+        let is_said = |e: &ReadError| e.cause == Cause::Cut || e.chunk.is_some_and(|c| c.flags & FLAG_LAST != 0);
+        if !self.ended && !errors.iter().any(is_said) {
             self.queue.push_back(Piece::Loss(Loss {
                 kind: LossKind::FileCut,
                 ..damage(
