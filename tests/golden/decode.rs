@@ -9,3 +9,7 @@
 mod captures;
 #[path = "decode/ptdump.rs"]
 mod ptdump;
+#[path = "decode/ptxed.rs"]
+mod ptxed;
+#[path = "decode/real.rs"]
+mod real;

@@ -8,6 +8,8 @@ pub mod analysis;
 pub mod export;
 pub mod file;
 pub mod flow;
+pub mod image;
 pub mod pt;
 pub mod session;
 pub mod units;
+pub mod walk;

@@ -24,7 +24,6 @@ pub fn folder(name: &str) -> Option<PathBuf> {
     None
 }
 
-#[allow(dead_code)] // read by the tests of instructions
 /// One assembled test of Intel's decoder library.
 pub struct Case {
     pub name: String,
