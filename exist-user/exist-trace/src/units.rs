@@ -1,8 +1,12 @@
 //! Newtypes for clocks, CPUs, processes, threads and addresses.
 
+mod clock;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+pub use clock::{ClockMap, ClockPair, TscBracket};
 
 macro_rules! unit {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::units::ClockPair;
 use crate::{
     session::Session,
-    units::{Cpu, MonoNs, Pid, Tid, Tsc},
+    units::{Cpu, MonoNs, Pid, Tid},
 };
 pub use exist_common::{Op as SwitchOp, RECORD_BYTES, Record, flags};
 
@@ -107,14 +108,6 @@ pub struct PtBuffer {
     pub bytes: u64,
     /// How long allocating and zeroing it took.
     pub map_ns: u64,
-}
-
-/// A reading of both clocks at one moment: the TSC was between `tsc_before` and `tsc_after` when CLOCK_MONOTONIC was `mono`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClockPair {
-    pub mono: MonoNs,
-    pub tsc_before: Tsc,
-    pub tsc_after: Tsc,
 }
 
 /// Where a thread is at the start of a generation.

@@ -15,4 +15,4 @@ pub use decode::{PSB, PacketError};
 pub use errata::Errata;
 pub use packet::{IpCompression, IpPayload, LastIp, Packet, Tnt};
 pub use stream::{Located, Packets, find_psb, psbs};
-pub use time::{Bracket, TimeLine, TimeSettings};
+pub use time::{TimeLine, TimeSettings};

@@ -9,7 +9,10 @@
 //! What a packet says holds for the place where it stands: what comes before it happened no later,
 //! what comes after it no earlier. Nothing is interpolated, so a bracket is true whenever the packets are.
 
-use crate::{file::model::PtSettings, units::Tsc};
+use crate::{
+    file::model::PtSettings,
+    units::{Tsc, TscBracket},
+};
 
 use super::{
     packet::Packet,
@@ -40,23 +43,6 @@ impl TimeSettings {
             nonturbo_ratio: settings.max_nonturbo_ratio,
             reference,
         }
-    }
-}
-
-/// An interval of TSC readings, both ends included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bracket {
-    /// No earlier; 0 when nothing is known.
-    pub lo: Tsc,
-    /// No later; `u64::MAX` when nothing is known.
-    pub hi: Tsc,
-}
-
-impl Bracket {
-    /// Whether a moment known to lie in `other` may lie in `self`.
-    #[must_use]
-    pub fn meets(self, other: Self) -> bool {
-        self.lo <= other.hi && other.lo <= self.hi
     }
 }
 
@@ -97,17 +83,17 @@ impl TimeLine {
 
     /// When the packet at `offset` was made.
     #[must_use]
-    pub fn at(&self, offset: u64) -> Bracket {
+    pub fn at(&self, offset: u64) -> TscBracket {
         self.between(offset, offset)
     }
 
     /// When something happened that lies after the packet at `from` and no later than the packet at `to`.
     #[must_use]
-    pub fn between(&self, from: u64, to: u64) -> Bracket {
+    pub fn between(&self, from: u64, to: u64) -> TscBracket {
         let after = |offset| self.points.partition_point(|p| p.offset <= offset);
         let lo = after(from).checked_sub(1).map_or(0, |i| self.points[i].lo);
         let hi = self.points.get(after(to)).map_or(u64::MAX, |p| p.hi);
-        Bracket {
+        TscBracket {
             lo: Tsc(lo),
             hi: Tsc(hi.max(lo)),
         }
@@ -121,9 +107,9 @@ impl TimeLine {
 
     /// First and last known time.
     #[must_use]
-    pub fn span(&self) -> Option<Bracket> {
+    pub fn span(&self) -> Option<TscBracket> {
         let (first, last) = (self.points.first()?, self.points.last()?);
-        Some(Bracket {
+        Some(TscBracket {
             lo: Tsc(first.lo),
             hi: Tsc(last.lo.max(first.lo)),
         })
