@@ -1,7 +1,13 @@
 //! `bench perfetto`: ours and Perfetto's `traced_probes` record the same seconds; the time that each thread ran has to be
 //! the same in both. Two independent recorders of one truth: what they share is only the kernel's tracepoint.
 
-use std::{collections::BTreeSet, fs, thread, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -16,6 +22,11 @@ use super::{
 
 /// Largest difference of a thread's time on CPU, in percent.
 const MUST: f64 = 0.1;
+/// When the two stamps of one switch are further apart, the hypervisor took the CPU in the middle of the switch, which no
+/// recorder can help: the recording is made again.
+const APART_NS: u64 = 100_000;
+/// How often at most.
+const TRIES: usize = 3;
 /// Cut off at both ends, where one of the two starts or stops.
 const MARGIN_NS: u64 = 50_000_000;
 
@@ -68,19 +79,29 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         if !options.wants(name) {
             continue;
         }
-        let group = Group::new("target")?;
-        let _target = target::start(args, &group, &dir)?;
-        let tids: BTreeSet<u32> = group.threads()?.into_iter().collect();
-        let ours = tools.start(Tool::Exist, &group)?;
-        let theirs = tools.start(Tool::TracedProbes, &group)?;
-        thread::sleep(time);
-        let theirs = tools.stop(theirs)?;
-        let ours = tools.stop(ours)?;
-        let theirs = ftrace::read(&fs::read(&theirs.out)?, &tids)?;
-        let ours = ours_switches(&tools.dump(&ours.out)?)?;
-        report.row(compare(name, &ours, &theirs)?);
+        let mut compared = record_both(args, time, &tools, &dir)?;
+        for _ in 1..TRIES {
+            if compared.apart_ns <= APART_NS {
+                break;
+            }
+            compared = record_both(args, time, &tools, &dir)?;
+        }
+        report.row(compared.row(name));
     }
     Ok(())
+}
+
+fn record_both(args: target::Args, time: Duration, tools: &Tools, dir: &Path) -> Result<Compared> {
+    let group = Group::new("target")?;
+    let _target = target::start(args, &group, dir)?;
+    let tids: BTreeSet<u32> = group.threads()?.into_iter().collect();
+    let ours = tools.start(Tool::Exist, &group)?;
+    let theirs = tools.start(Tool::TracedProbes, &group)?;
+    thread::sleep(time);
+    let theirs = tools.stop(theirs)?;
+    let ours = tools.stop(ours)?;
+    let theirs = ftrace::read(&fs::read(&theirs.out)?, &tids)?;
+    compare(&ours_switches(&tools.dump(&ours.out)?)?, &theirs)
 }
 
 #[derive(Deserialize)]
@@ -106,8 +127,43 @@ fn ours_switches(dump: &str) -> Result<Vec<Switch>> {
         .collect()
 }
 
-/// The largest difference over all threads, in what both recorded.
-fn compare(name: &str, ours: &[Switch], theirs: &ftrace::Switches) -> Result<Row> {
+/// What both recorded.
+#[derive(Clone, Debug, PartialEq)]
+struct Compared {
+    seconds: f64,
+    threads: usize,
+    /// Largest difference of a thread's time on CPU, in percent.
+    worst: f64,
+    /// Number of switches: ours, Perfetto's.
+    switches: (usize, usize),
+    /// Time on CPU of all threads: ours, Perfetto's.
+    on_cpu_ms: (f64, f64),
+    /// Largest distance between the two stamps of one switch; `u64::MAX` when the switches are not the same.
+    apart_ns: u64,
+    lost: bool,
+}
+
+impl Compared {
+    fn row(&self, name: &str) -> Row {
+        let (ours, peer) = self.switches;
+        let (our_ms, peer_ms) = self.on_cpu_ms;
+        Row::new(format!("{name}: largest difference of a thread's time on CPU"), "%")
+            .ours(self.worst)
+            .at_most(MUST)
+            .must("every switch seen by both", ours > 0 && self.apart_ns < u64::MAX)
+            .must("no loss in Perfetto's trace", !self.lost)
+            .note(format!(
+                "{} threads, {:.1} s, {ours} switches of ours, {peer} of Perfetto's, {our_ms:.1} ms on CPU in ours, \
+                 {peer_ms:.1} in Perfetto's; stamps of one switch at most {:.1} us apart",
+                self.threads,
+                self.seconds,
+                self.apart_ns as f64 / 1e3,
+            ))
+    }
+}
+
+/// Compares the time that both were recording, clipped to what they have in common.
+fn compare(ours: &[Switch], theirs: &ftrace::Switches) -> Result<Compared> {
     let first = ours
         .iter()
         .map(|switch| switch.t_ns)
@@ -121,33 +177,61 @@ fn compare(name: &str, ours: &[Switch], theirs: &ftrace::Switches) -> Result<Row
     let from = first.max(theirs.covered.0) + MARGIN_NS;
     let to = last.min(theirs.covered.1).saturating_sub(MARGIN_NS);
     ensure!(from < to, "the two recordings have no time in common: {from}..{to}");
-    let in_common = |switches: &[Switch]| switches.iter().filter(|s| (from..to).contains(&s.t_ns)).count();
-    let (our_count, their_count) = (in_common(ours), in_common(&theirs.switches));
-    let (ours, peers) = (running(ours, from, to), running(&theirs.switches, from, to));
-    let tids: BTreeSet<u32> = ours.keys().chain(peers.keys()).copied().collect();
+    let [our_threads, their_threads] = [ours, &theirs.switches].map(|switches| by_thread(switches, from, to));
+    let count = |threads: &ByThread| threads.values().map(Vec::len).sum();
+    let (our_time, their_time) = (running(ours, from, to), running(&theirs.switches, from, to));
+    let tids: BTreeSet<u32> = our_time.keys().chain(their_time.keys()).copied().collect();
     let difference = |tid: &u32| {
-        let of = |time: &std::collections::BTreeMap<u32, u64>| time.get(tid).copied().unwrap_or(0) as f64;
-        let (ours, peer) = (of(&ours), of(&peers));
-        // The main thread only waits for the others, and a thread that runs for nothing has nothing to compare.
-        if ours == peer {
+        let [ours, theirs] = [&our_time, &their_time].map(|time| time.get(tid).copied().unwrap_or(0) as f64);
+        if ours == theirs {
             0.0
         } else {
-            100.0 * (ours - peer).abs() / ours.max(peer)
+            100.0 * (ours - theirs).abs() / ours.max(theirs)
         }
     };
-    let worst = tids.iter().map(difference).fold(0.0, f64::max);
-    Ok(Row::new(format!("{name}: largest difference of a thread's time on CPU"), "%")
-        .ours(worst)
-        .at_most(MUST)
-        .must("switches seen by both", our_count > 0 && our_count == their_count)
-        .must("no loss in Perfetto's trace", !theirs.lost)
-        .note(format!(
-            "{} threads, {:.1} s, {our_count} switches of ours, {their_count} of Perfetto's, {:.1} ms on CPU in ours, {:.1} in Perfetto's",
-            tids.len(),
-            (to - from) as f64 / 1e9,
-            ours.values().sum::<u64>() as f64 / 1e6,
-            peers.values().sum::<u64>() as f64 / 1e6,
-        )))
+    Ok(Compared {
+        seconds: (to - from) as f64 / 1e9,
+        threads: tids.len(),
+        worst: tids.iter().map(difference).fold(0.0, f64::max),
+        switches: (count(&our_threads), count(&their_threads)),
+        on_cpu_ms: (
+            our_time.values().sum::<u64>() as f64 / 1e6,
+            their_time.values().sum::<u64>() as f64 / 1e6,
+        ),
+        apart_ns: apart_ns(&our_threads, &their_threads),
+        lost: theirs.lost,
+    })
+}
+
+/// Time and direction (in: `true`) of the switches of each thread.
+type ByThread = BTreeMap<u32, Vec<(u64, bool)>>;
+
+/// Time and direction of each switch of each thread in the interval, in order.
+fn by_thread(switches: &[Switch], from: u64, to: u64) -> ByThread {
+    let mut threads: ByThread = BTreeMap::new();
+    for switch in switches.iter().filter(|switch| (from..to).contains(&switch.t_ns)) {
+        threads
+            .entry(switch.tid)
+            .or_default()
+            .push((switch.t_ns, switch.came_in));
+    }
+    threads.values_mut().for_each(|switches| switches.sort_unstable());
+    threads
+}
+
+fn apart_ns(ours: &ByThread, theirs: &ByThread) -> u64 {
+    let directions = |threads: &ByThread| {
+        let mut all = Vec::new();
+        for (&tid, switches) in threads {
+            all.extend(switches.iter().map(|&(_, came_in)| (tid, came_in)));
+        }
+        all
+    };
+    if directions(ours) != directions(theirs) {
+        return u64::MAX;
+    }
+    let pairs = ours.values().flatten().zip(theirs.values().flatten());
+    pairs.map(|(ours, theirs)| ours.0.abs_diff(theirs.0)).max().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -181,7 +265,7 @@ mod tests {
             covered,
             lost: false,
         };
-        let row = compare("test", &ours, &theirs).unwrap();
+        let row = compare(&ours, &theirs).unwrap().row("test");
         assert_eq!(row.ok, expect, "{row:?}");
     }
 
@@ -190,6 +274,9 @@ mod tests {
         check(second(1, 0, 500_000), second(1, 0, 500_000), true);
         check(second(1, 0, 500_000), second(1, 100, 500_000), true);
         check(second(1, 0, 500_000), second(1, 0, 501_000), false);
+        let mut one_less = second(1, 0, 100);
+        one_less.drain(1000..1002);
+        check(second(1, 0, 100), one_less, false);
         check(second(1, 0, 500_000), second(2, 0, 500_000), false);
         check(second(1, 0, 500_000), second(1, 0, 500_000)[..1000].to_vec(), false);
     }
