@@ -13,3 +13,5 @@ mod ptdump;
 mod ptxed;
 #[path = "decode/real.rs"]
 mod real;
+#[path = "decode/switches.rs"]
+mod switches;

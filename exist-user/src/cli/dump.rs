@@ -13,7 +13,7 @@ use exist_trace::{
 };
 use serde::Serialize;
 
-use super::{Outcome, Strictness, pieces, read, text};
+use super::{Outcome, Strictness, code::Roots, flow, pieces, read, text};
 
 /// Print the rows of a trace, in the file's order
 #[derive(Debug, Args)]
@@ -24,6 +24,8 @@ Examples:
   exist dump trace.exist switches | head
   exist dump trace.exist switches --json | jq 'select(.tid == 4711 and .op == \"out\")'
   exist dump trace.exist losses
+  exist dump trace.exist branches --root /srv/rootfs
+  exist dump trace.exist spans --json | jq -r .function | sort | uniq -c
   exist dump trace.exist mappings --json | jq -r .path | sort -u")]
 pub struct Dump {
     /// The trace
@@ -33,6 +35,9 @@ pub struct Dump {
     /// Print a JSON object a line
     #[arg(long)]
     json: bool,
+    /// Branches and spans: the folder that holds the recorded machine's files [default: the process', or this machine's]
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
     #[command(flatten)]
     strictness: Strictness,
 }
@@ -49,11 +54,20 @@ enum What {
     Losses,
     /// Control operations on the hook and on the processor trace
     Ops,
+    /// Packets of the processor trace, CPU by CPU: offset and text
+    Packets,
+    /// Branches of the target's threads, thread by thread: thread, CPU, from, to
+    Branches,
+    /// Calls of functions by the target's threads, each when it ends
+    Spans,
 }
 
 impl Dump {
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         let data = read(&self.file)?;
+        if let What::Packets | What::Branches | What::Spans = self.what {
+            return self.processor_trace(&data, out);
+        }
         let pieces = pieces(&data, &self.file)?;
         let mut to = Printer {
             start_ns: pieces.header().start.0,
@@ -83,11 +97,32 @@ impl Dump {
                     What::Life => g.records.iter().filter_map(Life::of).try_for_each(|r| to.life(&r))?,
                     What::Ops => g.ops.iter().try_for_each(|op| to.op(&op.into()))?,
                     What::Mappings => new(&g.mappings, &mut known).try_for_each(|m| to.mapping(&m.into()))?,
-                    What::Losses => {}
+                    What::Losses | What::Packets | What::Branches | What::Spans => {}
                 },
             }
         }
         Ok(self.strictness.outcome(losses))
+    }
+
+    fn processor_trace(&self, data: &[u8], out: &mut dyn Write) -> anyhow::Result<Outcome> {
+        if self.what == What::Packets {
+            flow::packets(data, &self.file, self.json, out)?;
+            return Ok(Outcome::Done);
+        }
+        let decoded = flow::Decoded::new(
+            data,
+            &self.file,
+            &Roots {
+                root: self.root.clone(),
+            },
+        )?;
+        match self.what {
+            What::Branches => flow::branches(&decoded, self.json, out)?,
+            _ => flow::spans(&decoded, self.json, out)?,
+        }
+        let coverage = decoded.flow.coverage();
+        let missing = coverage.ambiguous + coverage.lost + coverage.overflows + coverage.packet_errors;
+        Ok(self.strictness.outcome(usize::try_from(missing).unwrap_or(usize::MAX)))
     }
 }
 
@@ -98,6 +133,7 @@ impl What {
             Self::Life => "        SECONDS  CPU      PID      TID  OP",
             Self::Mappings => "        SECONDS      PID            START        LEN     OFFSET  PATH",
             Self::Losses => "        SECONDS  CPU  KIND            RECORDS      BYTES  REASON",
+            Self::Packets | Self::Branches | Self::Spans => "",
             Self::Ops => "        SECONDS       TOOK  CPU  KIND         RESULT",
         }
     }

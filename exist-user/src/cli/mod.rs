@@ -2,9 +2,11 @@
 //!
 //! Results go to standard output, everything else to standard error.
 
+mod code;
 mod doctor;
 mod dump;
 mod export;
+mod flow;
 mod page;
 mod quantity;
 mod record;

@@ -11,7 +11,7 @@ use exist_trace::{
 use super::captures::folder;
 
 /// Code of an executable whose first segment, at file offset 0, is at `base`.
-fn fetch<'a>(file: &'a [u8], base: u64, len: usize) -> impl FnMut(u64) -> Result<&'a [u8], NoCode> {
+pub fn fetch<'a>(file: &'a [u8], base: u64, len: usize) -> impl FnMut(u64) -> Result<&'a [u8], NoCode> {
     let text = &file[..len];
     move |ip| {
         let offset = usize::try_from(ip.wrapping_sub(base))
@@ -112,7 +112,7 @@ fn count_from_psbs(stream: &[u8], elf: &[u8]) -> u64 {
 }
 
 /// Instructions on the straight lines between steps.
-fn count(steps: impl Iterator<Item = Step>, elf: &[u8]) -> (u64, Vec<Step>) {
+pub fn count(steps: impl Iterator<Item = Step>, elf: &[u8]) -> (u64, Vec<Step>) {
     let mut code = Code::new(fetch(elf, 0x40_0000, 0x1f82));
     let (mut instructions, mut errors) = (0, Vec::new());
     let mut next = None;

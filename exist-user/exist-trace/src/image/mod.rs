@@ -3,7 +3,13 @@
 //! Takes the mappings of processes and, through a closure, the bytes of the files behind them.
 //! Gives code to walk and names to show. Refuses to guess: code that is not at hand has a reason.
 
+mod space;
+mod symbols;
+
 use std::fmt;
+
+pub use space::{File, Image, Section, Space};
+pub use symbols::{Function, FunctionId, Place, Symbols, build_id};
 
 /// Why there is no code at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 
 use super::{
     code::ExecMode,
-    overflow::AfterOverflow,
+    overflow::{AfterOverflow, LOOK_AHEAD},
     step::{Event, Place, Start, WalkError},
     walker::{Position, Walker, is_timing},
 };
@@ -136,7 +136,7 @@ impl<'b, F: FnMut(u64) -> Result<&'b [u8], NoCode>> Walker<'_, '_, F> {
 
 /// Whether a TIP.PGE comes next, status and timing packets aside.
 fn enables_soon(packets: &Packets<'_>) -> bool {
-    for located in packets.clone().map_while(Result::ok) {
+    for located in packets.clone().take(LOOK_AHEAD).map_while(Result::ok) {
         match located.packet {
             Packet::TipPge(_) => return true,
             Packet::PsbEnd
@@ -154,7 +154,7 @@ fn enables_soon(packets: &Packets<'_>) -> bool {
 /// Whether the PSB+ that `packets` stand in says that tracing is enabled, and where. `None`: cannot be told.
 pub(super) fn header_ip(packets: &Packets<'_>) -> Option<Option<u64>> {
     let mut last_ip = LastIp::default();
-    for located in packets.clone() {
+    for located in packets.clone().take(LOOK_AHEAD) {
         match located.ok()?.packet {
             Packet::Fup(payload) => return Some(last_ip.expand(payload)),
             Packet::PsbEnd | Packet::Ovf => return Some(None),

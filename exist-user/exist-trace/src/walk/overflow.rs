@@ -24,6 +24,9 @@ pub(super) enum AfterOverflow {
     IgnoreFup,
 }
 
+/// How many packets are looked at to tell whether an erratum applies.
+pub(super) const LOOK_AHEAD: usize = 4096;
+
 enum Binding {
     /// A FUP follows; the packets behind it.
     Fup,
@@ -75,7 +78,7 @@ impl<'b, F: FnMut(u64) -> Result<&'b [u8], NoCode>> Walker<'_, '_, F> {
     fn skd010(&mut self) -> bool {
         let mut ahead = self.packets.clone();
         let mut last_ip = LastIp::default();
-        loop {
+        for _ in 0..LOOK_AHEAD {
             let before = ahead.clone();
             let Some(Ok(located)) = ahead.next() else { return false };
             let found = match located.packet {
@@ -105,12 +108,13 @@ impl<'b, F: FnMut(u64) -> Result<&'b [u8], NoCode>> Walker<'_, '_, F> {
             }
             return true;
         }
+        false
     }
 
     /// APL11: a TIP.PGD may follow. It says no more than that tracing is disabled.
     fn apl11(&mut self) -> bool {
         let mut ahead = self.packets.clone();
-        loop {
+        for _ in 0..LOOK_AHEAD {
             match ahead.next() {
                 Some(Ok(located)) => match located.packet {
                     Packet::TipPgd(payload) => {
@@ -124,11 +128,12 @@ impl<'b, F: FnMut(u64) -> Result<&'b [u8], NoCode>> Walker<'_, '_, F> {
                 _ => return false,
             }
         }
+        false
     }
 }
 
 fn binding(packets: Packets<'_>) -> Binding {
-    for located in packets.map_while(Result::ok) {
+    for located in packets.take(LOOK_AHEAD).map_while(Result::ok) {
         match located.packet {
             Packet::Fup(_) => return Binding::Fup,
             Packet::PsbEnd | Packet::Tip(_) | Packet::TipPgd(_) | Packet::Tnt(_) => return Binding::Wrong,
@@ -142,6 +147,7 @@ fn binding(packets: Packets<'_>) -> Binding {
 /// APL12: whether later packets show that tracing was disabled although a FUP follows the OVF.
 fn disabled_after_fup(packets: Packets<'_>) -> bool {
     let mut packets = packets
+        .take(LOOK_AHEAD)
         .skip_while(|p| !matches!(p, Ok(l) if matches!(l.packet, Packet::Fup(_))))
         .skip(1);
     while let Some(Ok(located)) = packets.next() {

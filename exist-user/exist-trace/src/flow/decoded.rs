@@ -1,0 +1,301 @@
+//! All CPUs: the steps of each thread in the order of time, and how much is known.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{
+    attribution::{Counts, Owner},
+    cpu::{Context, CpuFlow},
+    segments::{Entry, Exit, Segment},
+    spans::{Branch, Span, Stack},
+    streams::Streams,
+};
+use crate::{
+    file::{
+        Trace,
+        model::{Record, SwitchOp},
+    },
+    image::{Image, Place, Symbols},
+    pt::{Errata, TimeSettings},
+    units::{ClockMap, Cpu, MonoNs, Pid, Tid},
+    walk::{BranchKind, Code, Step, What},
+};
+
+/// What a recording executed.
+pub struct Flow {
+    pub cpus: Vec<CpuFlow>,
+    pub clock: ClockMap,
+    /// Every thread that owns a segment, with its process.
+    threads: BTreeMap<Tid, Vec<Piece>>,
+    records: Vec<Record>,
+}
+
+/// A segment of a thread.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    pid: Pid,
+    cpu: usize,
+    segment: usize,
+}
+
+/// A step of a thread, with its time.
+#[derive(Clone, Copy, Debug)]
+pub struct ThreadStep {
+    pub tid: Tid,
+    pub pid: Pid,
+    pub cpu: Cpu,
+    pub time: MonoNs,
+    pub step: Step,
+}
+
+/// How much of the target's execution is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Coverage {
+    /// Time that threads of the target ran, by their switch records, nanoseconds.
+    pub on_cpu_ns: u64,
+    /// Of it, on a CPU while its trace was recorded.
+    pub traced_ns: u64,
+    /// Segments that were put down to a thread, to two or more, or to records that are missing.
+    pub attributed: u64,
+    pub ambiguous: u64,
+    pub lost: u64,
+    pub foreign: u64,
+    /// Bytes of trace in ambiguous segments and in all that are not foreign.
+    pub ambiguous_bytes: u64,
+    pub target_bytes: u64,
+    pub counts: Counts,
+    pub overflows: u64,
+    pub packet_errors: u64,
+}
+
+impl Coverage {
+    /// Share of the time that threads ran for which a trace was recorded.
+    #[must_use]
+    pub fn pt_share(&self) -> f64 {
+        share(self.traced_ns, self.on_cpu_ns)
+    }
+
+    /// Share of the target's trace that could be any of several threads'.
+    #[must_use]
+    pub fn ambiguous_share(&self) -> f64 {
+        share(self.ambiguous_bytes, self.target_bytes)
+    }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+impl Flow {
+    /// Puts a recording's streams and records together. `None` without processor trace, or without readings of both clocks.
+    #[must_use]
+    pub fn new(trace: &Trace, streams: Streams, image: &Image) -> Option<Self> {
+        let header = &trace.header;
+        let pt = header.pt.as_ref().ok()?;
+        let clock = ClockMap::new(&trace.clock_pairs, header.node.tsc_khz)?;
+        let time = TimeSettings::new(pt, trace.clock_pairs.first()?.tsc_before);
+        let records = trace.records.clone();
+        let context = Context {
+            image,
+            clock: &clock,
+            time,
+        };
+        let cpus: Vec<CpuFlow> = streams
+            .cpus
+            .into_iter()
+            .map(|(cpu, bytes)| {
+                let info = header
+                    .node
+                    .cpus
+                    .iter()
+                    .find(|i| i.cpu == cpu)
+                    .or(header.node.cpus.first());
+                let errata = info.map_or_else(Errata::default, |i| Errata::of(&i.vendor, i.family, i.model));
+                let own: Vec<Record> = records
+                    .iter()
+                    .filter(|r| Cpu(u32::from(r.cpu)) == cpu)
+                    .copied()
+                    .collect();
+                CpuFlow::new(cpu, bytes, errata, &own, &context)
+            })
+            .collect();
+        let mut threads: BTreeMap<Tid, Vec<Piece>> = BTreeMap::new();
+        for (index, cpu) in cpus.iter().enumerate() {
+            for (segment, owner) in cpu.owners.iter().enumerate() {
+                if let Owner::Thread { pid, tid } = *owner {
+                    threads.entry(tid).or_default().push(Piece {
+                        pid,
+                        cpu: index,
+                        segment,
+                    });
+                }
+            }
+        }
+        for pieces in threads.values_mut() {
+            pieces.sort_by_key(|p| (cpus[p.cpu].segments.segments[p.segment].entered.lo, p.cpu, p.segment));
+        }
+        Some(Self {
+            cpus,
+            clock,
+            threads,
+            records,
+        })
+    }
+
+    /// The threads that own a part of the trace.
+    pub fn threads(&self) -> impl Iterator<Item = Tid> {
+        self.threads.keys().copied()
+    }
+
+    fn piece(&self, piece: &Piece) -> (&CpuFlow, &Segment) {
+        let cpu = &self.cpus[piece.cpu];
+        (cpu, &cpu.segments.segments[piece.segment])
+    }
+
+    /// Everything that a thread executed, in order.
+    pub fn walk(&self, tid: Tid, image: &Image, mut sink: impl FnMut(ThreadStep)) {
+        let mut codes = HashMap::new();
+        for piece in self.threads.get(&tid).into_iter().flatten() {
+            let (cpu, segment) = self.piece(piece);
+            let Some(space) = image.space(piece.pid, self.clock.mono(segment.entered.lo)) else {
+                continue;
+            };
+            let code = codes
+                .entry(space.id())
+                .or_insert_with(|| Code::new(move |ip| space.bytes(ip)));
+            let mut last = MonoNs(0);
+            for step in cpu.walk(segment, code) {
+                // No earlier than the packets say, and never back.
+                let time = self.clock.mono(cpu.line.at(step.offset).lo).max(last);
+                last = time;
+                sink(ThreadStep {
+                    tid,
+                    pid: piece.pid,
+                    cpu: cpu.cpu,
+                    time,
+                    step,
+                });
+            }
+        }
+    }
+
+    /// The call spans of a thread, each when it ends.
+    pub fn spans(&self, tid: Tid, image: &Image, symbols: &mut Symbols, mut sink: impl FnMut(Span)) {
+        let mut stack = Stack::default();
+        let mut codes = HashMap::new();
+        let mut resume: Option<u64> = None;
+        let mut end = MonoNs(0);
+        let mut places: HashMap<(usize, u64), Place> = HashMap::new();
+        for piece in self.threads.get(&tid).into_iter().flatten() {
+            let (cpu, segment) = self.piece(piece);
+            let Some(space) = image.space(piece.pid, self.clock.mono(segment.entered.lo)) else {
+                continue;
+            };
+            // Another program (exec) has another stack.
+            if self.executed_between(piece.pid, end, self.clock.mono(segment.entered.lo)) {
+                stack.end(end, &mut sink);
+                resume = None;
+            }
+            let code = codes
+                .entry(space.id())
+                .or_insert_with(|| Code::new(move |ip| space.bytes(ip)));
+            let mut place = |ip: u64| {
+                *places
+                    .entry((space.id(), ip))
+                    .or_insert_with(|| symbols.place(&space, image, ip))
+            };
+            if matches!(segment.entry, Entry::Sync | Entry::Overflow) {
+                resume = None;
+            }
+            let mut instructions = Code::new(move |ip| space.bytes(ip));
+            for step in cpu.walk(segment, code) {
+                let time = self.clock.mono(cpu.line.at(step.offset).lo).max(end);
+                end = time;
+                match step.what {
+                    What::Enabled { ip, .. } => match resume.take() {
+                        Some(expected) => stack.resume(ip, expected, place(ip), time, &mut sink),
+                        None => stack.restart(place(ip), time, &mut sink),
+                    },
+                    What::Branch { from, to, kind } => {
+                        // Only a call needs to know where it returns to.
+                        let call = matches!(kind, BranchKind::Call | BranchKind::IndirectCall);
+                        let next = if call {
+                            instructions.instruction(from).ok()
+                        } else {
+                            None
+                        };
+                        let after = next.map_or(from, |i| i.next_ip());
+                        stack.branch(Branch { kind, to, after }, place(to), time, &mut sink);
+                    }
+                    What::Interrupted { at, to } => stack.resume(to, at, place(to), time, &mut sink),
+                    What::Disabled(disabled) => resume = disabled.resume,
+                    What::Overflow | What::Error { .. } => resume = None,
+                    What::Event { .. } | What::End { .. } => {}
+                }
+            }
+            if segment.exit != Exit::Disable {
+                resume = None;
+            }
+        }
+        stack.end(end, &mut sink);
+    }
+
+    fn executed_between(&self, pid: Pid, from: MonoNs, to: MonoNs) -> bool {
+        from.0 > 0
+            && self
+                .records
+                .iter()
+                .any(|r| r.op() == Some(SwitchOp::Exec) && r.pid == pid.0 && (from.0..to.0).contains(&r.time_ns))
+    }
+
+    /// How much is known.
+    #[must_use]
+    pub fn coverage(&self) -> Coverage {
+        let mut coverage = Coverage::default();
+        let mut spans = HashMap::new();
+        for cpu in &self.cpus {
+            if let Some(span) = cpu.line.span() {
+                spans.insert(cpu.cpu, (self.clock.mono(span.lo), self.clock.mono(span.hi)));
+            }
+            coverage.overflows += cpu.segments.overflows.len() as u64;
+            coverage.packet_errors += cpu.segments.errors.len() as u64;
+            coverage.counts.exact += cpu.counts.exact;
+            coverage.counts.by_time += cpu.counts.by_time;
+            coverage.counts.ambiguous += cpu.counts.ambiguous;
+            for (segment, owner) in cpu.segments.segments.iter().zip(&cpu.owners) {
+                let bytes = segment.end - segment.start;
+                match owner {
+                    Owner::Thread { .. } => coverage.attributed += 1,
+                    Owner::Ambiguous => {
+                        coverage.ambiguous += 1;
+                        coverage.ambiguous_bytes += bytes;
+                    }
+                    Owner::Lost => coverage.lost += 1,
+                    Owner::Foreign => coverage.foreign += 1,
+                }
+                if *owner != Owner::Foreign {
+                    coverage.target_bytes += bytes;
+                }
+            }
+        }
+        let mut running: HashMap<u32, Record> = HashMap::new();
+        for record in &self.records {
+            match record.op() {
+                Some(SwitchOp::In) => {
+                    running.insert(record.tid, *record);
+                }
+                Some(SwitchOp::Out) => {
+                    let Some(start) = running.remove(&record.tid) else {
+                        continue;
+                    };
+                    let (from, to) = (start.time_ns, record.time_ns.max(start.time_ns));
+                    coverage.on_cpu_ns += to - from;
+                    if let Some((first, last)) = spans.get(&Cpu(u32::from(start.cpu))) {
+                        coverage.traced_ns += to.min(last.0).saturating_sub(from.max(first.0));
+                    }
+                }
+                _ => {}
+            }
+        }
+        coverage
+    }
+}
