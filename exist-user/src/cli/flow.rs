@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use exist_trace::{
     file::{Reader, Trace},
-    flow::{Flow, Streams},
+    flow::{Flow, FunctionRow, Functions, Streams},
     image::{Image, Symbols},
     pt::{Errata, Packets},
     units::Cpu,
@@ -207,6 +207,42 @@ pub fn spans(decoded: &Decoded, json: bool, out: &mut dyn Write) -> anyhow::Resu
     }
     tell(decoded, &BTreeMap::new());
     Ok(())
+}
+
+/// How much of what the target did the processor trace covers.
+#[derive(Clone, Debug, Serialize)]
+pub struct CoverageRow {
+    /// Share of the time that threads of the target ran for which their CPU was traced.
+    pub pt_share: f64,
+    /// Share of the target's trace that may be any of several threads', and is shown to none.
+    pub ambiguous_share: f64,
+    /// Stretches of execution that were put down to a thread, to several, or lack switch records.
+    pub attributed: u64,
+    pub ambiguous: u64,
+    pub unattributed: u64,
+    pub overflows: u64,
+    pub damaged: u64,
+}
+
+/// The functions of all threads, longest first, and the coverage.
+pub fn functions(decoded: &Decoded) -> (Vec<FunctionRow>, CoverageRow) {
+    let (mut symbols, mut functions) = (Symbols::default(), Functions::default());
+    for tid in decoded.flow.threads() {
+        decoded
+            .flow
+            .spans(tid, &decoded.image, &mut symbols, |span| functions.add(&span));
+    }
+    let c = decoded.flow.coverage();
+    let coverage = CoverageRow {
+        pt_share: c.pt_share(),
+        ambiguous_share: c.ambiguous_share(),
+        attributed: c.attributed,
+        ambiguous: c.ambiguous,
+        unattributed: c.lost,
+        overflows: c.overflows,
+        damaged: c.packet_errors,
+    };
+    (functions.rows(&symbols), coverage)
 }
 
 /// What is missing, for a person.

@@ -9,10 +9,15 @@ use clap::Args;
 use exist_trace::{
     analysis::report::{Report as Answer, ThreadRow, report},
     export::ndjson::LossRow,
+    flow::FunctionRow,
 };
+use serde::Serialize;
 
 use super::{
-    Outcome, Strictness, pieces, read,
+    Outcome, Strictness,
+    code::Roots,
+    flow::{self, CoverageRow, Decoded},
+    pieces, read,
     text::{self, Align, Table},
 };
 
@@ -36,19 +41,58 @@ pub struct Report {
     /// Show only the threads, and the losses, that matter most
     #[arg(long, value_name = "N", conflicts_with = "json")]
     top: Option<usize>,
+    /// Functions: the folder that holds the recorded machine's files [default: the process', or this machine's]
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
     #[command(flatten)]
     strictness: Strictness,
+}
+
+/// The report of a trace with processor trace.
+#[derive(Serialize)]
+struct WithFunctions<'a> {
+    #[serde(flatten)]
+    answer: &'a Answer,
+    functions: &'a [FunctionRow],
+    coverage: &'a CoverageRow,
 }
 
 impl Report {
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         let data = read(&self.file)?;
         let answer = report(pieces(&data, &self.file)?);
-        if self.json {
-            serde_json::to_writer_pretty(&mut *out, &answer)?;
-            writeln!(out)?;
+        let holds_pt = pieces(&data, &self.file)?.header().pt.is_ok();
+        let traced = if holds_pt {
+            let roots = Roots {
+                root: self.root.clone(),
+            };
+            Some(flow::functions(&Decoded::new(&data, &self.file, &roots)?))
         } else {
-            print(&answer, self.top.unwrap_or(usize::MAX), out)?;
+            None
+        };
+        match (&traced, self.json) {
+            (Some((functions, coverage)), true) => {
+                serde_json::to_writer_pretty(
+                    &mut *out,
+                    &WithFunctions {
+                        answer: &answer,
+                        functions,
+                        coverage,
+                    },
+                )?;
+                writeln!(out)?;
+            }
+            (None, true) => {
+                serde_json::to_writer_pretty(&mut *out, &answer)?;
+                writeln!(out)?;
+            }
+            (_, false) => {
+                let top = self.top.unwrap_or(usize::MAX);
+                print(&answer, top, out)?;
+                if let Some((rows, coverage)) = &traced {
+                    functions(rows, coverage, top.min(40), out)?;
+                }
+            }
         }
         Ok(self.strictness.outcome(answer.losses.len()))
     }
@@ -120,6 +164,38 @@ fn threads(r: &Answer, top: usize, out: &mut dyn Write) -> io::Result<()> {
     }
     table.print("", out)?;
     more(r.threads.len(), top, "threads", out)
+}
+
+fn functions(rows: &[FunctionRow], coverage: &CoverageRow, top: usize, out: &mut dyn Write) -> io::Result<()> {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("SELF", Right),
+        ("TOTAL", Right),
+        ("CALLS", Right),
+        ("MODULE", Left),
+        ("FUNCTION", Left),
+    ]);
+    for f in rows.iter().take(top) {
+        let (own, total) = (text::duration(f.self_ns), text::duration(f.total_ns));
+        table.row([
+            own,
+            total,
+            f.calls.to_string(),
+            text::plain(&f.module),
+            text::plain(&f.name),
+        ]);
+    }
+    table.print("", out)?;
+    more(rows.len(), top, "functions", out)?;
+    writeln!(
+        out,
+        "processor trace: {:.2} % of the time on CPU; {} stretches attributed, {} ambiguous ({:.2} % of bytes), {} without switch records",
+        coverage.pt_share * 100.0,
+        coverage.attributed,
+        coverage.ambiguous,
+        coverage.ambiguous_share * 100.0,
+        coverage.unattributed
+    )
 }
 
 fn name(t: &ThreadRow) -> String {
