@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::{Container, Containerd, Docker, Podman, RootFs};
+use engine::{Container, containerd::Containerd, docker::Docker, podman::Podman, rootfs::RootFs};
 use exist_trace::session::Target;
 use exist_user::{
     sys::{
@@ -62,7 +62,10 @@ fn docker() {
     };
     for threads in [1u32, 8, 200] {
         let count = format!("{THREADS}={threads}");
-        let workload = docker.run(&["-e", &count], &["/bin/threads", "--exact", "workload", "--nocapture"]);
+        let workload = docker.run(
+            &["-e", &count],
+            &["/programs/threads", "--exact", "workload", "--nocapture"],
+        );
         let process = Process::new(&Roots::default(), workload.pid);
         let end = Instant::now() + Duration::from_secs(30);
         while process.threads().unwrap().len() <= threads as usize {

@@ -35,7 +35,12 @@ use crate::{
     aggregate::{Aggregator, Live},
     capture::{Operator, Report, Setup, set_up},
     control::Controller,
-    sys::{clock, cpu, memlock, roots::Roots, rt},
+    sys::{
+        clock, cpu, memlock,
+        privileges::{self, CapSet, Capability},
+        roots::Roots,
+        rt,
+    },
     target::{self, Resolved, resolve},
 };
 use inputs::Inputs;
@@ -54,7 +59,29 @@ pub struct Options {
     pub roots: Roots,
     /// Bytes of each CPU's ring of switch records; `None`: the default.
     pub ring_bytes: Option<NonZeroU32>,
+    pub privileges: Privileges,
 }
+
+/// What becomes of the calling thread's capabilities, and so of those of the threads that a recording starts, once the hook is in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privileges {
+    /// All but [`WHILE_RECORDING`] are given up for ever (CAP_SYS_ADMIN stays where it stands for two of them).
+    Drop,
+    Keep,
+}
+
+/// What a recording that is set up needs still: maps of the hook (kernels before 5.19 ask for CAP_BPF at each call), tracers and side-band of CPUs
+/// that come, mappings and build IDs of processes that come, the real-time thread, and the end of the command and of the file.
+pub const WHILE_RECORDING: [Capability; 8] = [
+    Capability::Bpf,
+    Capability::Perfmon,
+    Capability::IpcLock,
+    Capability::SysPtrace,
+    Capability::DacReadSearch,
+    Capability::DacOverride,
+    Capability::SysNice,
+    Capability::Kill,
+];
 
 /// A recording as it goes.
 #[derive(Clone, Debug)]
@@ -118,6 +145,15 @@ pub fn record(options: &Options, progress: impl FnMut(&Progress)) -> anyhow::Res
     runtime.block_on(record_target(options, target, progress))
 }
 
+/// [`WHILE_RECORDING`]; with CAP_SYS_ADMIN, where it stands for the newer two that an engine did not give.
+fn while_recording(have: CapSet) -> CapSet {
+    let keep = CapSet::of(&WHILE_RECORDING);
+    match have.has(Capability::Bpf) && have.has(Capability::Perfmon) {
+        true => keep,
+        false => CapSet(keep.0 | CapSet::of(&[Capability::SysAdmin]).0),
+    }
+}
+
 async fn record_target(
     options: &Options,
     mut target: Resolved,
@@ -126,6 +162,12 @@ async fn record_target(
     let cpu_before_ns = clock::process_cpu_ns();
     let (said, inbox) = unbounded_channel();
     let (mut streams, attached) = Streams::open(&target, options.ring_bytes)?;
+    // Before the other threads: each has its own capabilities, which it inherits from this one.
+    if options.privileges == Privileges::Drop {
+        privileges::effective()
+            .and_then(|have| privileges::keep_only(while_recording(have)))
+            .context("failed to give up privileges")?;
+    }
     let tracing = Tracing::start(options, said.clone())?;
     let writer = FileWriter::start(&options.out, move |reason| {
         let _ = said.send(Input::WriteFailed(reason));

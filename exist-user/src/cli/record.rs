@@ -15,7 +15,7 @@ use super::{
     roots::RootArgs,
     text,
 };
-use crate::agent::{self, EndReason, Options, Progress, Summary};
+use crate::agent::{self, EndReason, Options, Privileges, Progress, Summary};
 
 /// Record a target's context switches, and its processor trace where there is one
 #[derive(Debug, Args)]
@@ -122,6 +122,8 @@ impl Record {
             roots: self.roots.roots(),
             out: self.out,
             ring_bytes,
+            // This process does nothing else.
+            privileges: Privileges::Drop,
         })
     }
 

@@ -16,6 +16,7 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Capability {
+    DacOverride = 1,
     DacReadSearch = 2,
     Kill = 5,
     Setpcap = 8,
@@ -30,7 +31,8 @@ pub enum Capability {
 
 impl Capability {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
+        Self::DacOverride,
         Self::DacReadSearch,
         Self::Kill,
         Self::Setpcap,
@@ -47,6 +49,7 @@ impl Capability {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::DacOverride => "CAP_DAC_OVERRIDE",
             Self::DacReadSearch => "CAP_DAC_READ_SEARCH",
             Self::Kill => "CAP_KILL",
             Self::Setpcap => "CAP_SETPCAP",

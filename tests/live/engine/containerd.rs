@@ -3,8 +3,9 @@
 use std::{fs, path::Path, process::Command};
 
 use super::{
-    Container, RootFs, missing,
+    Container, missing,
     process::{Daemon, program, run},
+    rootfs::RootFs,
 };
 
 /// A containerd.

@@ -3,8 +3,9 @@
 use std::{path::Path, process::Command};
 
 use super::{
-    Container, RootFs, missing,
-    process::{Daemon, program, run},
+    Container, missing,
+    process::{Daemon, program, run, stderr},
+    rootfs::RootFs,
 };
 
 /// A Docker daemon with one image, `test`.
@@ -12,6 +13,7 @@ use super::{
 pub struct Docker {
     daemon: Option<Daemon>,
     dir: tempfile::TempDir,
+    programs: String,
 }
 
 impl Docker {
@@ -43,6 +45,7 @@ impl Docker {
         let docker = Self {
             daemon: Some(daemon),
             dir,
+            programs: root.programs(),
         };
         let tar = root.tar(docker.dir.path());
         docker.client(&["import", tar.to_str().unwrap(), "test"]);
@@ -51,14 +54,23 @@ impl Docker {
 
     /// Runs a command in a new container: `options` are those of `docker run`.
     pub fn run(&self, options: &[&str], command: &[&str]) -> Container {
-        let id = self.client(&[&["run", "-d", "--network=none"], options, &["test"], command].concat());
+        let id = self.client(
+            &[
+                &["run", "-d", "--network=none", &self.programs],
+                options,
+                &["test"],
+                command,
+            ]
+            .concat(),
+        );
         let pid = self.client(&["inspect", "-f", "{{.State.Pid}}", &id]).parse().unwrap();
         Container { id, pid }
     }
 
-    /// What a container has printed.
+    /// What a container has printed: its standard output, then its standard error.
     pub fn logs(&self, container: &Container) -> String {
-        self.client(&["logs", &container.id])
+        let out = self.client(&["logs", &container.id]);
+        out + "\n" + &stderr(self.dir.path())
     }
 
     /// Waits for a container's end and gives its exit code.

@@ -5,13 +5,11 @@
 
 #![allow(dead_code, reason = "each test target uses a part")]
 
-mod containerd;
-mod docker;
-mod podman;
+pub mod containerd;
+pub mod docker;
+pub mod podman;
 mod process;
-mod rootfs;
-
-pub use self::{containerd::Containerd, docker::Docker, podman::Podman, rootfs::RootFs};
+pub mod rootfs;
 
 /// A container that runs.
 #[derive(Clone, Debug)]

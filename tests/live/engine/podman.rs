@@ -3,8 +3,9 @@
 use std::{path::Path, process::Command};
 
 use super::{
-    Container, RootFs, missing,
+    Container, missing,
     process::{program, run},
+    rootfs::RootFs,
 };
 
 /// Podman's state.

@@ -33,7 +33,7 @@ pub fn run(command: &mut Command, scratch: &Path) -> Result<String, String> {
         .spawn();
     let mut child = child.map_err(|e| format!("{command:?}: {e}"))?;
     let ended = wait(&mut child, Duration::from_secs(60));
-    let said = String::from_utf8_lossy(&fs::read(&err).unwrap()).into_owned();
+    let said = stderr(scratch);
     match ended {
         Some(status) if status.success() => Ok(String::from_utf8_lossy(&fs::read(&out).unwrap()).trim().to_owned()),
         Some(status) => Err(format!("{command:?}: {status}: {said}")),
@@ -43,6 +43,12 @@ pub fn run(command: &mut Command, scratch: &Path) -> Result<String, String> {
             Err(format!("{command:?} does not end: {said}"))
         }
     }
+}
+
+/// What the program that [`run`] ran last in this folder printed on standard error.
+pub fn stderr(scratch: &Path) -> String {
+    let bytes = fs::read(scratch.join("stderr")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 pub fn wait(child: &mut Child, time: Duration) -> Option<std::process::ExitStatus> {
