@@ -4,6 +4,7 @@ mod bench;
 mod build_ebpf;
 mod ci;
 mod demo;
+mod fuzz;
 mod image;
 mod lab;
 mod process;
@@ -36,6 +37,8 @@ enum Command {
     Ci,
     /// Set up what is missing, record a small service, print the report, leave a file to open.
     Demo,
+    /// Fuzz every parser for some seconds each (needs a nightly compiler and cargo-fuzz).
+    Fuzz(fuzz::Args),
     /// Run a command in a guest with an emulated Intel PT; see tests/lab/README.md.
     Lab(lab::Args),
     /// Build the container image's root file system, for `docker import`.
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::BenchTarget(args) => bench::target::run(&args),
         Command::Ci => ci::run(),
         Command::Demo => demo::run(),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Lab(args) => lab::run(&args),
         Command::Image => image::run(),
         Command::Setup(args) => setup::run(&args),

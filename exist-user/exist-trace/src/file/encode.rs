@@ -177,24 +177,26 @@ fn encode_tables<'a>(g: &'a Generation, strings: &mut Strings<'a>, out: &mut Vec
 
 /// The files that are mapped, each once, and the mappings that refer to them.
 fn encode_mappings<'a>(g: &'a Generation, strings: &mut Strings<'a>, out: &mut Vec<u8>) {
-    let mut files: Vec<&Mapping> = Vec::new();
+    let mut files: Vec<(&Mapping, u64, u64)> = Vec::new();
     let mut known = HashMap::<_, u64, Stable>::default();
-    let file_of: Vec<u64> = (g.mappings.iter())
-        .map(|m| {
+    let mut file_of = Vec::with_capacity(g.mappings.len());
+    for m in &g.mappings {
+        let (path, build_id) = (strings.of(m.path.as_bytes()), strings.of(&m.build_id));
+        file_of.push(
             *known
-                .entry((m.dev_major, m.dev_minor, m.inode, &m.path, &m.build_id))
+                .entry((m.dev_major, m.dev_minor, m.inode, path, build_id))
                 .or_insert_with(|| {
-                    files.push(m);
+                    files.push((m, path, build_id));
                     files.len() as u64 - 1
-                })
-        })
-        .collect();
-    list(out, tag::FILES, &files, |out, m| {
+                }),
+        );
+    }
+    list(out, tag::FILES, &files, |out, (m, path, build_id)| {
         out.uint(m.dev_major.into());
         out.uint(m.dev_minor.into());
         out.uint(m.inode);
-        out.uint(strings.of(m.path.as_bytes()));
-        out.uint(strings.of(&m.build_id));
+        out.uint(*path);
+        out.uint(*build_id);
     });
     let (mut pid, mut end, mut time) = (0, 0, g.start.0);
     list(
@@ -244,15 +246,19 @@ fn kind_of(c: &CpuInfo) -> (&str, u32, u32, u32, u64, &str) {
 struct Strings<'a> {
     order: Vec<&'a [u8]>,
     number: HashMap<&'a [u8], u64, Stable>,
+    /// By address and length: most strings are shared, and need not be hashed again.
+    by_place: HashMap<(usize, usize), u64, Stable>,
 }
 
 type Stable = BuildHasherDefault<DefaultHasher>;
 
 impl<'a> Strings<'a> {
     fn of(&mut self, s: &'a [u8]) -> u64 {
-        *self.number.entry(s).or_insert_with(|| {
-            self.order.push(s);
-            self.order.len() as u64 - 1
+        *self.by_place.entry((s.as_ptr().addr(), s.len())).or_insert_with(|| {
+            *self.number.entry(s).or_insert_with(|| {
+                self.order.push(s);
+                self.order.len() as u64 - 1
+            })
         })
     }
 }
