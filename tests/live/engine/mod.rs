@@ -3,7 +3,7 @@
 //! Takes: a program to run in a container. Gives: the container's ID and the process ID of its first process, as the engine
 //! says them. Everything is bounded in time, and only what was started here is stopped, by its process ID.
 
-#![allow(dead_code, reason = "each test target uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test target uses a part")]
 
 pub mod containerd;
 pub mod docker;
