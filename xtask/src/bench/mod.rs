@@ -21,6 +21,7 @@ mod sid;
 pub mod stats;
 pub mod target;
 mod tools;
+mod truth;
 
 use std::{fs, path::PathBuf};
 
@@ -35,6 +36,11 @@ type Bench = fn(&Options, &mut Report) -> Result<()>;
 
 /// Every bench by name, with one line for `--help`. A new bench is a file here and a line in this table.
 const BENCHES: &[(&str, &str, Bench)] = &[
+    (
+        "truth",
+        "recordings of 1, 8 and 200 threads beside the kernel's own accounting",
+        truth::run,
+    ),
     (
         "overhead",
         "what recording costs memcached, nginx and redis, beside other recorders",
