@@ -8,7 +8,7 @@ use std::{
     hint::black_box,
     io::{BufRead, BufReader},
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::{
         Mutex, MutexGuard,
         mpsc::{Receiver, channel},
@@ -252,22 +252,13 @@ fn a_full_buffer_stops_that_tracer_and_is_told() {
 fn who_holds_the_tracers_is_named() {
     if env::var_os(HOLDER).is_some() {
         let _setup = ready(&request(64 << 10));
-        println!("\nholding");
-        std::thread::sleep(Duration::from_secs(60));
-        return;
+        return wait_to_be_killed();
     }
     let _alone = alone();
     if ready(&request(64 << 10)).is_none() {
         return;
     }
-    let mut holder = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "who_holds_the_tracers_is_named", "--nocapture"])
-        .env(HOLDER, "1")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(holder.stdout.take().unwrap()).lines();
-    let held = lines.map_while(Result::ok).any(|line| line == "holding");
+    let mut holder = holder("who_holds_the_tracers_is_named");
     let reason = set_up(&request(64 << 10), Path::new("/sys"), Path::new("/proc"))
         .unwrap()
         .err();
@@ -275,11 +266,53 @@ fn who_holds_the_tracers_is_named() {
     holder.kill().unwrap();
     holder.wait().unwrap();
     let reason = reason.expect("a second opener is refused");
-    assert!(held && reason.contains(&format!("pid {pid}, perf events")), "{reason}");
+    assert!(reason.contains(&format!("pid {pid}, perf events")), "{reason}");
     assert!(
         ready(&request(64 << 10)).is_some(),
         "after a SIGKILL the tracers are free"
     );
+}
+
+/// Tells the parent that it has come so far, and waits to be killed.
+fn wait_to_be_killed() {
+    println!("\nholding");
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+/// A copy of this test in the role of a holder, once it says that it holds.
+fn holder(test: &str) -> Child {
+    let mut holder = Command::new(env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(HOLDER, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line == "holding"));
+    holder
+}
+
+#[test]
+fn a_sigkill_in_mid_window_leaves_nothing_twenty_times() {
+    const NAME: &str = "a_sigkill_in_mid_window_leaves_nothing_twenty_times";
+    if env::var_os(HOLDER).is_some() {
+        let mut bench = Bench::new(ready(&request(64 << 10)).expect("the parent had one"));
+        bench.cpus.clone().into_iter().for_each(|cpu| bench.enable(cpu));
+        return wait_to_be_killed();
+    }
+    let _alone = alone();
+    for _ in 0..20 {
+        let Some(setup) = ready(&request(64 << 10)) else { return };
+        drop(setup);
+        let mut holder = holder(NAME);
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+    }
+    // Free, and at work.
+    let mut bench = Bench::new(ready(&request(64 << 10)).unwrap());
+    let cpu = bench.cpus[0];
+    bench.enable(cpu);
+    bench.stop(Request::Disable(cpu));
 }
 
 #[test]

@@ -23,8 +23,7 @@ use crate::process;
 /// the driver reads the TSC's ratio to the crystal.
 const CPU: &str = "Skylake-Client,-x2apic,-hle,-rtm,-rdtscp,-pcid,-tsc-deadline,-invpcid,-xsavec,level=0x15";
 const CPU_PT: &str = ",x-force-features=on,+invtsc,+intel-pt";
-const KERNEL_LINE: &str =
-    "console=ttyS0 panic=-1 oops=panic tsc=reliable nmi_watchdog=0 mitigations=off nokaslr lapic=notscdeadline no_timer_check quiet";
+const KERNEL_LINE: &str = "console=ttyS0 panic=-1 oops=panic tsc=reliable nmi_watchdog=0 mitigations=off nokaslr lapic=notscdeadline no_timer_check quiet";
 const BOOTED: &str = "lab: booted";
 
 /// What a guest is.
