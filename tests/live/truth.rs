@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::{Docker, RootFs};
+use engine::{docker::Docker, rootfs::RootFs};
 use exist_trace::file::{
     Piece, Pieces,
     model::{Record, SwitchOp, flags},
