@@ -4,12 +4,12 @@
 //! thread or asks a clock. Each room takes one noun and gives the next; a room uses only rooms above it.
 #![forbid(unsafe_code)]
 
-pub mod analysis;
-pub mod export;
+pub mod units;
+pub mod session;
 pub mod file;
-pub mod flow;
 pub mod image;
 pub mod pt;
-pub mod session;
-pub mod units;
 pub mod walk;
+pub mod flow;
+pub mod analysis;
+pub mod export;
