@@ -15,7 +15,7 @@ pub enum Op {
     Fork = 3,
     /// The process executed a new program; its old mappings are gone.
     Exec = 4,
-    /// The thread is exiting; one more `Out` follows.
+    /// The thread is exiting. It is switched out once more at least; the last `Out` has `TASK_DEAD` (0x80) as its state.
     Exit = 5,
     /// The thread (with [`flags::THREADGROUP`]: its whole process) was moved into the target.
     AttachIn = 6,

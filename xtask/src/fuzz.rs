@@ -48,6 +48,14 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(unknown) = args.targets.iter().find(|t| !known.contains(&t.as_str())) {
         bail!("no fuzz target {unknown}; there are: {}", known.join(", "));
     }
+    // From a whole trace, mutations reach every section; from nothing, none.
+    let corpus = package.join("fuzz/corpus/file");
+    std::fs::create_dir_all(&corpus).context("failed to make the corpus")?;
+    std::fs::copy(
+        process::workspace().join("tests/golden/v1.exist"),
+        corpus.join("v1.exist"),
+    )
+    .context("failed to copy the golden file into the corpus")?;
     for target in known
         .iter()
         .filter(|t| args.targets.is_empty() || args.targets.iter().any(|a| a == *t))

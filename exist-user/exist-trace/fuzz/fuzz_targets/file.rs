@@ -1,4 +1,4 @@
-//! The trace file's reader and what reads from it: any bytes, as they are and as the payload of a sound chunk.
+//! The trace file's reader and what reads from it: any bytes, as they are and with checksums made right.
 #![no_main]
 
 use exist_trace::{
@@ -6,31 +6,43 @@ use exist_trace::{
     export::perfetto,
     file::{
         Pieces, Trace,
-        layout::{ChunkHeader, HEADER_BYTES, VERSION},
+        layout::{ChunkHeader, HEADER_BYTES},
     },
-    units::MonoNs,
 };
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     read(data);
     // Without this, hardly an input would come past the checksums.
-    let Ok(payload_bytes) = u32::try_from(data.len()) else { return };
-    let header = ChunkHeader {
-        version: VERSION,
-        flags: 0,
-        payload_bytes,
-        recording_id: 0x1122_3344_5566_7788,
-        number: 0,
-        start: MonoNs(1_000_000_000_000),
-        end: MonoNs(1_000_100_000_000),
-        payload_crc: crc32c::crc32c(data),
-    };
-    let mut chunk = Vec::with_capacity(HEADER_BYTES + data.len());
-    chunk.extend_from_slice(&header.to_bytes());
-    chunk.extend_from_slice(data);
-    read(&chunk);
+    let mut data = data.to_vec();
+    seal(&mut data);
+    read(&data);
 });
+
+/// Makes the checksums of every chunk right.
+fn seal(data: &mut [u8]) {
+    let mut at = 0;
+    while let Some(header) = data
+        .get_mut(at..)
+        .and_then(|rest| rest.first_chunk_mut::<HEADER_BYTES>())
+    {
+        let crc = crc32c::crc32c(&header[..HEADER_BYTES - 4]);
+        header[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        let Ok(mut header) = ChunkHeader::from_bytes(header) else {
+            return;
+        };
+        let body = at + HEADER_BYTES;
+        let Some(payload) = data
+            .get(body..)
+            .and_then(|rest| rest.get(..header.payload_bytes as usize))
+        else {
+            return;
+        };
+        header.payload_crc = crc32c::crc32c(payload);
+        data[at..body].copy_from_slice(&header.to_bytes());
+        at = body + header.payload_bytes as usize;
+    }
+}
 
 fn read(data: &[u8]) {
     let _ = Trace::read(data);

@@ -49,7 +49,7 @@ fn generation(number: u64, start: u64, end: u64) -> Generation {
 }
 
 /// A program is words: `gen START END`, `run TID CPU SINCE` (a status), `name TIME TID NAME`, `damage FROM TO`,
-/// `gap CPU FROM TO`, and records `in|out|out+ TIME TID CPU`, `start`, `end`, `moved-in`, `moved-out`, `exit`, `exec` alike,
+/// `gap CPU FROM TO`, and records `in|out|out+|dead TIME TID CPU`, `start`, `end`, `moved-in`, `moved-out`, `exit`, `exec` alike,
 /// `fork TIME TID PARENT`. All are of process 1.
 fn run(program: &str) -> (Vec<Step>, Threads, super::Seen) {
     let mut pieces: Vec<Piece> = Vec::new();
@@ -111,6 +111,7 @@ fn run(program: &str) -> (Vec<Step>, Threads, super::Seen) {
             }
             "in" => (SwitchOp::In, 0),
             "out" => (SwitchOp::Out, 0),
+            "dead" => (SwitchOp::Out, 0),
             "out+" => (SwitchOp::Out, flags::PREEMPT),
             "start" => (SwitchOp::In, flags::START),
             "end" => (SwitchOp::Out, flags::END),
@@ -130,7 +131,11 @@ fn run(program: &str) -> (Vec<Step>, Threads, super::Seen) {
             cpu: if is_fork { 0 } else { n(3) as u16 },
             op: op as u8,
             flags: flag,
-            state: u16::from(words[0] == "out"),
+            state: match words[0] {
+                "out" => 1,
+                "dead" => 0x80,
+                _ => 0,
+            },
             seq: 0,
         });
     }
@@ -257,7 +262,7 @@ fn over_damage_only_what_the_next_generation_confirms_goes_on() {
 #[test]
 fn a_number_that_is_used_again_is_another_thread() {
     let (_, threads, _) = run(
-        "gen 0 100 \n fork 1 7 1 \n name 2 7 first \n in 3 7 0 \n exit 4 7 0 \n out 5 7 0
+        "gen 0 100 \n fork 1 7 1 \n name 2 7 first \n in 3 7 0 \n exit 4 7 0 \n out+ 4 7 0 \n in 4 7 0 \n dead 5 7 0
          fork 10 7 1 \n in 11 7 0 \n out 12 7 0 \n exit 13 7 0",
     );
     let rows: Vec<_> = threads
@@ -266,7 +271,7 @@ fn a_number_that_is_used_again_is_another_thread() {
         .collect();
     assert_eq!(rows, [(7, "first", Some(1), Some(5)), (7, "", Some(10), None)]);
     // The record of the fork is missing, or comes late.
-    let (_, threads, _) = run("gen 0 100 \n in 3 7 0 \n exit 4 7 0 \n out 5 7 0 \n in 11 7 0 \n out 12 7 0");
+    let (_, threads, _) = run("gen 0 100 \n in 3 7 0 \n exit 4 7 0 \n dead 5 7 0 \n in 11 7 0 \n out 12 7 0");
     assert_eq!(threads.iter().count(), 2);
     let (_, threads, _) = run("gen 0 100 \n in 3 7 0 \n fork 2 7 1 \n out 5 7 0");
     assert_eq!(
@@ -279,7 +284,7 @@ fn a_number_that_is_used_again_is_another_thread() {
 fn a_thread_that_executes_takes_the_number_of_its_process() {
     // 7 executes; the leader exits; 7's stay ends under the old number.
     let (_, threads, seen) = run(
-        "gen 0 100 \n in 1 1 0 \n exit 2 1 0 \n out 3 1 0 \n in 4 7 0 \n exec 5 1 0 \n out 6 7 0 \n in 8 1 0 \n out 9 1 0",
+        "gen 0 100 \n in 1 1 0 \n exit 2 1 0 \n dead 3 1 0 \n in 4 7 0 \n exec 5 1 0 \n out 6 7 0 \n in 8 1 0 \n out 9 1 0",
     );
     let rows: Vec<_> = threads.iter().map(|(_, t)| (t.tid.0, t.exited.map(|t| t.0))).collect();
     assert_eq!((rows, seen.unpaired), (vec![(1, None), (7, Some(6))], 0));

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use super::state::TaskState;
 use crate::{
     file::model::Record,
     units::{Cpu, MonoNs, Pid, Tid},
@@ -23,8 +24,8 @@ pub struct Thread {
     pub parent: Option<(Pid, Tid)>,
     /// When it was switched out for the last time.
     pub exited: Option<MonoNs>,
-    /// A record said that it exits; one more going out follows.
-    is_exiting: bool,
+    /// It executed a program and took its process's number: this one ends when it is next switched out.
+    is_renamed: bool,
     first: Option<MonoNs>,
     last_in: Option<(Cpu, MonoNs)>,
     last_out: Option<MonoNs>,
@@ -66,7 +67,7 @@ impl Threads {
             born: None,
             parent: None,
             exited: None,
-            is_exiting: false,
+            is_renamed: false,
             first: None,
             last_in: None,
             last_out: None,
@@ -109,7 +110,8 @@ impl Threads {
         let entry = self.of(thread);
         entry.first.get_or_insert(time);
         entry.last_out = entry.last_out.max(Some(time));
-        if entry.is_exiting {
+        // Between the record of its exit and this it may be switched out some times more.
+        if entry.is_renamed || TaskState::from_raw(r.state) == TaskState::Dead {
             entry.exited = Some(time);
         }
         thread
@@ -141,23 +143,18 @@ impl Threads {
         let (pid, tid) = (Pid(r.pid), Tid(r.tid));
         let thread = self.latest(pid, tid).unwrap_or_else(|| self.add(pid, tid));
         let entry = self.of(thread);
-        (entry.exited, entry.is_exiting) = (None, false);
+        (entry.exited, entry.is_renamed) = (None, false);
         entry.first.get_or_insert(time);
         if let Some(here) = here.filter(|&h| h != thread && self.get(h).pid == pid) {
             // Its going out still has the old number; after that nobody has it.
-            self.of(here).is_exiting = true;
+            self.of(here).is_renamed = true;
         }
     }
 
     pub(super) fn exits(&mut self, r: &Record, time: MonoNs) {
         let (pid, tid) = (Pid(r.pid), Tid(r.tid));
         let thread = self.latest(pid, tid).unwrap_or_else(|| self.add(pid, tid));
-        let entry = self.of(thread);
-        entry.first.get_or_insert(time);
-        entry.is_exiting = true;
-        if entry.last_out.is_some_and(|out| out >= time) {
-            entry.exited = entry.last_out;
-        }
+        self.of(thread).first.get_or_insert(time);
     }
 
     /// How long the thread, on `cpu` in this time, was on another CPU too, by the stamps.
