@@ -5,12 +5,16 @@
 //! It fails on a decoding error, on a transition that the lab cannot explain, on a difference outside recorded losses,
 //! and when the workload prints something else without the plugin.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use exist_lab_truth::{Branches, Reader};
 
-use super::{GuestArgs, Lab, guest::Outcome, truth};
+use super::{
+    GuestArgs, Lab,
+    compare::{self, Step},
+    guest::Outcome,
+    truth, workloads,
+};
 use crate::process;
 
 /// Arguments of `cargo xtask lab check`.
@@ -18,16 +22,19 @@ use crate::process;
 pub struct Args {
     #[command(flatten)]
     guest: GuestArgs,
-    /// The event that perf records
-    #[arg(long, default_value = "intel_pt//u")]
+    /// The event that perf records; the default period of MTC would fill the buffer with time
+    #[arg(long, default_value = "intel_pt/mtc_period=9/u")]
     event: String,
-    /// The workload, a program of this machine, and its arguments
-    #[arg(last = true, required = true)]
+    /// AUX bytes a CPU, as perf's -m takes them; small ones bring interrupts and stops
+    #[arg(long, default_value = "32M")]
+    aux: String,
+    /// Lose this many bytes of packets in the middle
+    #[arg(long)]
+    overflow: Option<u32>,
+    /// A workload of tests/lab/workloads or the path of a program, and its arguments; without one, every workload
+    #[arg(last = true)]
     command: Vec<String>,
 }
-
-/// A change of control flow as both sides tell it: from, to; 0 where user mode was entered or left.
-type Step = (u64, u64);
 
 /// Runs `cargo xtask lab check`.
 ///
@@ -35,27 +42,50 @@ type Step = (u64, u64);
 /// See the module.
 pub fn run(args: &Args) -> Result<()> {
     let lab = Lab::open()?;
-    let program = Path::new(&args.command[0]);
+    let workloads: Vec<&str> = workloads::ALL.iter().map(|workload| workload.name).collect();
+    match args.command.as_slice() {
+        [] => workloads.into_iter().try_for_each(|name| check(&lab, args, name, &[])),
+        [program, arguments @ ..] => check(&lab, args, program, arguments),
+    }
+}
+
+/// Checks one workload, by its name, or a program by its path.
+fn check(lab: &Lab, args: &Args, program: &str, arguments: &[String]) -> Result<()> {
+    let (program, arguments) = if program.contains('/') {
+        (PathBuf::from(program), arguments.to_vec())
+    } else {
+        let (path, workload) = workloads::build(program)?;
+        let own = workload
+            .arguments
+            .iter()
+            .map(|argument| (*argument).to_owned())
+            .collect();
+        (path, if arguments.is_empty() { own } else { arguments.to_vec() })
+    };
     let name = program
         .file_name()
         .context("the workload is not a file")?
         .to_string_lossy()
         .into_owned();
-    let workload = [&format!("/lab/bin/{name}"), &args.command[1..].join(" ")]
+    let workload = [&format!("/lab/bin/{name}"), &arguments.join(" ")]
         .map(String::as_str)
         .join(" ");
     let mut guest = args.guest.clone();
-    guest.copy.push(program.to_path_buf());
+    guest.copy.push(program.clone());
 
     let plain = format!("{workload} > plain");
     let mut without = guest.clone();
     without.without_plugin = true;
     let plain = lab.run(&without.plan(plain, false), &format!("{}-plain", guest.name))?;
 
+    // Asked until it is told that it happened while the workload ran.
+    let overflow = args.overflow.map_or(String::new(), |bytes| {
+        format!("(for n in 1 2 3 4 5 6 7 8 9; do sleep 0.3; labctl ovf {bytes}; done) &\n")
+    });
     let script = format!(
-        "perf record -q -a -m ,16M -e {} -o perf.data labctl run {workload} > plain || exit\n\
+        "{overflow}perf record -q -a -m ,{} -e {} -o perf.data labctl run {workload} > plain || exit\n\
          cp -r /root/.debug debug 2> /dev/null || true\n",
-        args.event
+        args.aux, args.event
     );
     let traced = lab.run(&guest.plan(script, true), &guest.name)?;
     if traced.code != 0 {
@@ -72,33 +102,20 @@ pub fn run(args: &Args) -> Result<()> {
             traced.folder.display()
         );
     }
-    let truth = of_truth(&traced, guest.cpus)?;
-    let decoded = of_perf(&lab, &traced)?;
-    println!("{}", compare(&truth, &decoded)?);
+    let mut truth = Vec::new();
+    for (cpu, bytes) in traced.truths(guest.cpus)?.iter().enumerate() {
+        let cpu_truth = compare::of_truth(bytes).with_context(|| format!("CPU {cpu}"))?;
+        println!("{name}, {}", truth::line(cpu, &truth::summary(bytes)?));
+        truth.push(cpu_truth);
+    }
+    let losses = truth.iter().map(compare::Truth::losses).sum();
+    let decoded = of_perf(lab, &traced, losses)?;
+    print!("{}", compare::compare(&truth, &decoded)?);
     Ok(())
 }
 
-/// The steps of each CPU's user mode while the truth was recorded.
-fn of_truth(outcome: &Outcome, cpus: u32) -> Result<Vec<Vec<Step>>> {
-    let mut all = Vec::new();
-    for (cpu, bytes) in outcome.truths(cpus)?.iter().enumerate() {
-        let summary = truth::summary(bytes)?;
-        if let Some((from, to)) = summary.unexplained.first() {
-            bail!(
-                "the lab cannot explain {} transitions on CPU {cpu}, the first from {from:#x} to {to:#x}: the run proves nothing",
-                summary.unexplained.len()
-            );
-        }
-        let mut steps = Vec::new();
-        Branches::new(Reader::new(bytes)?).for_each(|branch| steps.push((branch.from, branch.to)))?;
-        // Where the recording began, no one entered user mode.
-        all.push(steps.split_off(steps.len().min(1)));
-    }
-    Ok(all)
-}
-
 /// The same as stock perf decodes it.
-fn of_perf(lab: &Lab, outcome: &Outcome) -> Result<Vec<Vec<Step>>> {
+fn of_perf(lab: &Lab, outcome: &Outcome, losses: usize) -> Result<Vec<Vec<Step>>> {
     let root: PathBuf = outcome.folder.join("root");
     let data = outcome.folder.join("out/perf.data");
     let script = |itrace: &str, fields: &str| {
@@ -114,9 +131,10 @@ fn of_perf(lab: &Lab, outcome: &Outcome) -> Result<Vec<Vec<Step>>> {
         process::output(&mut command)
     };
     let errors = script("--itrace=e", "tid,time,event")?;
-    if let Some(first) = errors.lines().next() {
+    // perf tells each loss as one error.
+    if let Some(first) = errors.lines().nth(losses) {
         bail!(
-            "stock perf cannot decode the lab's packets: {} errors, the first: {}",
+            "stock perf cannot decode the lab's packets: {} errors for {losses} losses, the last: {}",
             errors.lines().count(),
             first.trim()
         );
@@ -140,46 +158,6 @@ fn parse(line: &str) -> Option<(usize, Step)> {
     Some((cpu, (from, hex(words.next()?)?)))
 }
 
-/// Both sides, CPU by CPU: the truth is a part of what was decoded.
-///
-/// # Errors
-/// The first difference; a truth without steps.
-fn compare(truth: &[Vec<Step>], decoded: &[Vec<Step>]) -> Result<String> {
-    let mut out = String::new();
-    for (cpu, truth) in truth.iter().enumerate() {
-        let decoded = decoded.get(cpu).map(Vec::as_slice).unwrap_or_default();
-        let same = longest(truth, decoded);
-        if let Some(ran) = truth.get(same) {
-            bail!(
-                "CPU {cpu}: after {same} of {} steps the program went from {:#x} to {:#x}, which perf does not decode there",
-                truth.len(),
-                ran.0,
-                ran.1
-            );
-        }
-        out += &format!(
-            "cpu {cpu}: {} branches, exits to and returns from the kernel: 0 differences\n",
-            truth.len()
-        );
-    }
-    if truth.iter().all(Vec::is_empty) {
-        bail!("the ground truth is empty");
-    }
-    Ok(out)
-}
-
-/// How many steps of the truth were decoded in a row, from its first on.
-fn longest(truth: &[Step], decoded: &[Step]) -> usize {
-    let same = |at: usize| {
-        truth
-            .iter()
-            .zip(&decoded[at..])
-            .take_while(|(truth, decoded)| truth == decoded)
-            .count()
-    };
-    (0..decoded.len()).map(same).max().unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,24 +173,5 @@ mod tests {
             Some((0, (0, 0x1a)))
         );
         assert_eq!(parse("[000] 0"), None);
-    }
-
-    #[test]
-    fn a_difference_and_a_missing_step_are_found() {
-        let truth = [(0, 1), (1, 2), (2, 3), (3, 0)];
-        let check = |decoded: &[Step]| compare(&[truth.to_vec()], &[decoded.to_vec()]);
-        assert!(
-            check(&[(0, 1), (1, 2), (9, 9), (0, 1), (1, 2), (2, 3), (3, 0), (0, 7)])
-                .unwrap()
-                .contains("4 branches")
-        );
-        assert!(
-            check(&[(0, 1), (1, 2), (2, 4), (3, 0)])
-                .unwrap_err()
-                .to_string()
-                .contains("after 2 of 4")
-        );
-        assert!(check(&[(0, 1), (1, 2)]).is_err());
-        assert!(compare(&[vec![]], &[vec![]]).is_err());
     }
 }

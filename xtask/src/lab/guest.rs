@@ -92,12 +92,23 @@ impl Outcome {
     }
 }
 
-/// Runs a guest in `folder`, which is emptied first.
+/// Runs a guest in `folder`, which is emptied first. On a machine that is very busy an emulated boot can fail on its own
+/// timers: a guest that did not come to its script is started once more.
 ///
 /// # Errors
 /// A guest that cannot be started, does not boot, panics, runs out of time or leaves no result; each with the end of
 /// its console.
 pub fn run(plan: &Plan, tools: &Tools, kernel: &KernelFiles, folder: &Path) -> Result<Outcome> {
+    let once = run_once(plan, tools, kernel, folder);
+    let Err(error) = &once else { return once };
+    if tail(&folder.join("console.log")).contains(BOOTED) || !folder.join("qemu.log").exists() {
+        return once;
+    }
+    eprintln!("lab: the guest did not boot, trying once more: {error:#}");
+    run_once(plan, tools, kernel, folder)
+}
+
+fn run_once(plan: &Plan, tools: &Tools, kernel: &KernelFiles, folder: &Path) -> Result<Outcome> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| format!("failed to empty {}", folder.display()))?;
     }

@@ -6,12 +6,17 @@
 //!                                    └─▶ out/, truth.N ─▶ check (stock perf against the truth), ops
 //! ```
 
+mod aux;
+mod capture;
 mod check;
+mod compare;
 mod guest;
 mod initramfs;
 mod libraries;
+mod ops;
 mod packages;
 mod truth;
+mod workloads;
 
 use std::{
     path::{Path, PathBuf},
@@ -73,6 +78,10 @@ pub struct GuestArgs {
 enum What {
     /// Record a workload with stock perf, decode it with stock perf, compare every branch with the truth
     Check(check::Args),
+    /// Make a small sample for tests of a workload: PT bytes and ground truth
+    Capture(capture::Args),
+    /// Count the writes of the tracer's control register, by way of recording
+    Ops(ops::Args),
     /// Print the ground truth of a run in numbers
     Truth {
         /// The run's name in target/lab/run
@@ -155,6 +164,8 @@ impl GuestArgs {
 pub fn run(args: &Args) -> Result<()> {
     match &args.what {
         Some(What::Check(args)) => check::run(args),
+        Some(What::Capture(args)) => capture::run(args),
+        Some(What::Ops(args)) => ops::run(args),
         Some(What::Truth { name }) => print_truth(name),
         None => run_command(args),
     }

@@ -48,10 +48,10 @@ pub fn summary(bytes: &[u8]) -> Result<Summary> {
     Ok(summary)
 }
 
-/// The numbers as text.
-pub fn text(cpu: usize, summary: &Summary) -> String {
-    let mut out = format!(
-        "cpu {cpu}: {} blocks of {} threads; left by {:?}; {} RTIT_CTL writes, {} interrupts, {} stops, {} overflows\n",
+/// The numbers as one line.
+pub fn line(cpu: usize, summary: &Summary) -> String {
+    format!(
+        "cpu {cpu}: {} blocks of {} threads; left by {:?}; {} RTIT_CTL writes, {} interrupts, {} stops, {} overflows",
         summary.blocks,
         summary.threads.len(),
         summary.leaves,
@@ -59,7 +59,13 @@ pub fn text(cpu: usize, summary: &Summary) -> String {
         summary.interrupts,
         summary.stops,
         summary.overflows
-    );
+    )
+}
+
+/// The numbers, each write of the control register and each unexplained transition as text.
+pub fn text(cpu: usize, summary: &Summary) -> String {
+    let mut out = line(cpu, summary);
+    out.push('\n');
     for (tsc, value) in &summary.rtit_writes {
         let _ = writeln!(out, "  tsc {tsc}: RTIT_CTL = {value:#x}");
     }

@@ -1,7 +1,7 @@
 //! labctl: takes a command inside a lab guest, says it to the plugin by a CPUID leaf that no processor has.
 //!
-//! `labctl setup` tells where the kernel keeps `current`; `on` and `off` bound the ground truth, `run COMMAND…` puts them
-//! around a command; `ovf BYTES` loses that many bytes of packets on every CPU that traces; `mark NUMBER` leaves a mark.
+//! `labctl setup` tells where the kernel keeps `current`; `on` (or `traced`: only while PT is on) and `off` bound the
+//! ground truth, `run COMMAND…` puts them around a command; `ovf BYTES` loses that many bytes of packets on every CPU that traces; `mark NUMBER` leaves a mark.
 
 mod btf;
 
@@ -36,10 +36,11 @@ fn run() -> Result<ExitCode> {
     match command.as_str() {
         "setup" => setup(),
         "on" => say(1, 0),
+        "traced" => say(7, 0),
         "off" => say(2, 0),
         "ovf" => say(5, number()?),
         "mark" => say(6, number()?),
-        _ => bail!("labctl: setup, on, off, run COMMAND…, ovf BYTES, mark NUMBER"),
+        _ => bail!("labctl: setup, on, traced, off, run COMMAND…, ovf BYTES, mark NUMBER"),
     }?;
     Ok(ExitCode::SUCCESS)
 }

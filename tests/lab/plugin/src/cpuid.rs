@@ -39,7 +39,10 @@ pub fn answer(leaf: u32, subleaf: u32) -> Option<Answer> {
 pub enum Request {
     /// Is there a lab? Answered with its version.
     Probe,
-    RecordOn,
+    /// Record every user-mode block.
+    RecordAll,
+    /// Record the user-mode blocks that run while PT is on.
+    RecordTraced,
     RecordOff,
     /// Where `current` is: its address, or its offset in the per-CPU area, sign-extended from 32 bits.
     CurrentAt(i32),
@@ -55,12 +58,13 @@ impl Request {
     pub fn from_cpuid(leaf: u32, argument: u32) -> Option<Self> {
         Some(match leaf.checked_sub(LAB_BASE)? {
             0 => Self::Probe,
-            1 => Self::RecordOn,
+            1 => Self::RecordAll,
             2 => Self::RecordOff,
             3 => Self::CurrentAt(argument as i32),
             4 => Self::PidAt(argument),
             5 => Self::Overflow(argument),
             6 => Self::Mark(argument),
+            7 => Self::RecordTraced,
             _ => return None,
         })
     }
@@ -84,7 +88,7 @@ mod tests {
             Request::from_cpuid(LAB_BASE + 3, 0xffff_fff0),
             Some(Request::CurrentAt(-16))
         );
-        assert_eq!(Request::from_cpuid(LAB_BASE + 7, 0), None);
+        assert_eq!(Request::from_cpuid(LAB_BASE + 8, 0), None);
         assert_eq!(Request::from_cpuid(1, 0), None);
     }
 }

@@ -48,11 +48,17 @@ struct Lab {
     switches: Switches,
 }
 
+/// No block is recorded; every user-mode block is; those are that run while PT is on.
+const OFF: u32 = 0;
+const ALL: u32 = 1;
+const TRACED: u32 = 2;
+
 /// What a guest program asked of every vCPU.
 #[derive(Default)]
 struct Switches {
     epoch: AtomicU64,
-    recording: AtomicBool,
+    /// `OFF`, `ALL` or `TRACED`.
+    recording: AtomicU32,
     overflow_bytes: AtomicU32,
     current_at: AtomicU64,
     pid_at: AtomicU64,
@@ -95,7 +101,8 @@ impl Lab {
         if !vcpu.traces() {
             vcpu.flow.lose_track();
         }
-        vcpu.flow.record(self.switches.recording.load(Ordering::Relaxed), now);
+        vcpu.flow
+            .record(self.switches.recording.load(Ordering::Relaxed) != OFF, now);
         let bytes = self.switches.overflow_bytes.load(Ordering::Relaxed);
         if bytes > 0 && vcpu.traces() {
             vcpu.flow.tracer.overflow(bytes.into());
@@ -106,7 +113,7 @@ impl Lab {
     /// Makes a vCPU's blocks seen, or not.
     fn set_active(&self, index: c_uint) {
         let traces = self.tracing[index as usize].load(Ordering::Relaxed);
-        let active = traces || self.switches.recording.load(Ordering::Relaxed);
+        let active = traces || self.switches.recording.load(Ordering::Relaxed) == ALL;
         // SAFETY: the scoreboard is ours and has an entry for each vCPU.
         unsafe { (self.api.u64_set)(self.active, index, active.into()) };
     }
@@ -142,15 +149,16 @@ impl Lab {
         switches.overflow_bytes.store(0, Ordering::Relaxed);
         match request {
             Request::Probe => {}
-            Request::RecordOn => switches.recording.store(true, Ordering::Relaxed),
-            Request::RecordOff => switches.recording.store(false, Ordering::Relaxed),
+            Request::RecordAll => switches.recording.store(ALL, Ordering::Relaxed),
+            Request::RecordTraced => switches.recording.store(TRACED, Ordering::Relaxed),
+            Request::RecordOff => switches.recording.store(OFF, Ordering::Relaxed),
             Request::CurrentAt(at) => switches.current_at.store(i64::from(at) as u64, Ordering::Relaxed),
             Request::PidAt(at) => switches.pid_at.store(at.into(), Ordering::Relaxed),
             Request::Overflow(bytes) => switches.overflow_bytes.store(bytes, Ordering::Relaxed),
             Request::Mark(value) => vcpu.flow.truth.push(now, &Record::Mark { value: value.into() }),
         }
         switches.epoch.fetch_add(1, Ordering::Release);
-        if matches!(request, Request::RecordOn | Request::RecordOff) {
+        if matches!(request, Request::RecordAll | Request::RecordTraced | Request::RecordOff) {
             for index in 0..self.started.load(Ordering::Relaxed) {
                 self.set_active(index);
             }
@@ -419,7 +427,7 @@ extern "C" fn on_event(index: c_uint, kind: c_int, from: u64, to: u64, _: *mut c
         return;
     }
     let excepted = std::mem::take(&mut vcpu.excepted);
-    let seen = vcpu.traces() || lab.switches.recording.load(Ordering::Relaxed);
+    let seen = vcpu.traces() || lab.switches.recording.load(Ordering::Relaxed) == ALL;
     if from >> 63 != 0 || !seen {
         return;
     }

@@ -315,4 +315,33 @@ mod tests {
             Err(Error::Magic(_))
         ));
     }
+
+    /// The committed samples are whole, hold blocks, and have nothing that the lab could not explain.
+    #[test]
+    fn the_samples_are_sound() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/lab");
+        let mut blocks = 0;
+        for folder in std::fs::read_dir(root)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.is_dir())
+        {
+            for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+                if path.extension().is_some_and(|extension| extension == "truth") {
+                    let bytes = std::fs::read(&path).unwrap();
+                    for item in Reader::new(&bytes).unwrap() {
+                        match item
+                            .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+                            .record
+                        {
+                            Record::Ran { .. } => blocks += 1,
+                            Record::Unexplained { from, to } => panic!("{}: {from:#x} to {to:#x}", path.display()),
+                            _ => {}
+                        }
+                    }
+                }
+            }
+        }
+        assert!(blocks > 10_000, "{blocks} blocks in the samples");
+    }
 }
