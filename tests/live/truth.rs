@@ -342,7 +342,7 @@ fn containers_by_id() {
         let folder = format!("{FOLDER}=/");
         let workload = docker.run(
             &["-e", &work, "-e", &folder],
-            &["/bin/workload", "--exact", "workload", "--nocapture"],
+            &["/programs/workload", "--exact", "workload", "--nocapture"],
         );
         let what = format!("mixed, {threads} threads, container");
         check(

@@ -18,6 +18,7 @@ mod layout;
 mod load;
 mod object;
 mod rings;
+mod tally;
 
 use std::{
     num::NonZeroU32,
@@ -43,7 +44,11 @@ use self::{
     load::Loaded,
     rings::{Shard, other_losses},
 };
-use crate::sys::{bpf_ring::BpfRing, cgroupfs::Hierarchy, clock, cpu};
+use crate::sys::{
+    bpf_ring::{BpfRing, RingDrained},
+    cgroupfs::Hierarchy,
+    clock, cpu,
+};
 
 /// What is asked of the hook.
 #[derive(Clone, Debug)]
@@ -278,27 +283,27 @@ impl Hook {
             complete_to: MonoNs(clock::mono_ns()),
             ..Drained::default()
         };
-        let mut gaps = Vec::new();
+        drained.fill = self.shards.iter().map(Shard::fill).fold(0.0, f32::max);
+        // Records are dropped only when a ring is full, so seldom; then the counters are read before room is given back.
+        let states = if drained.fill > NEARLY_FULL {
+            self.states()?
+        } else {
+            Vec::new()
+        };
         for (index, shard) in self.shards.iter_mut().enumerate() {
-            let fill = shard.ring.pending_bytes() as f32 / shard.ring.data_bytes() as f32;
-            drained.fill = drained.fill.max(fill);
-            let (bytes, unfinished) = shard.drain(index, &mut gaps, &mut sink);
+            let RingDrained { bytes, unfinished } = shard.drain(&mut sink);
             drained.bytes += bytes;
             if unfinished {
-                drained.complete_to = drained.complete_to.min(shard.last());
+                drained.complete_to = drained.complete_to.min(shard.tally.last());
+            }
+            if let Some(state) = states.get(index) {
+                shard.tally.know(state.dropped);
             }
         }
         let life = self
             .life
             .drain(|item| rings::records(item).for_each(|r| sink(Event::Record(r))));
         drained.bytes += life.bytes;
-        if !gaps.is_empty() {
-            let states = self.states()?;
-            for gap in gaps {
-                let dropped = states.get(gap.shard).map_or(0, |state| state.dropped);
-                sink(Event::Loss(self.shards[gap.shard].loss(gap, dropped)));
-            }
-        }
         Ok(drained)
     }
 
@@ -388,6 +393,9 @@ impl AsRawFd for Hook {
         self.notices.as_raw_fd()
     }
 }
+
+/// A ring that is fuller than this may have refused a record.
+const NEARLY_FULL: f32 = 0.9;
 
 /// Flags of `bpf_map_update_elem`, include/uapi/linux/bpf.h.
 const BPF_ANY: u64 = 0;

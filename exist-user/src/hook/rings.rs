@@ -6,7 +6,8 @@ use exist_trace::{
     units::{Cpu, MonoNs},
 };
 
-use crate::sys::bpf_ring::BpfRing;
+use super::tally::{Gap, Tally};
+use crate::sys::bpf_ring::{BpfRing, RingDrained};
 
 /// What the hook gives.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,81 +35,50 @@ pub struct Drained {
 pub struct Shard {
     pub cpu: u32,
     pub ring: BpfRing,
-    /// Number of the next record, if none is lost.
-    next: u16,
-    /// Time of the last record.
-    last: MonoNs,
-    /// Losses that have been told.
-    told: u64,
-}
-
-/// Gaps of a drain that wait for the counters, which say how often the 16 bits went round.
-#[derive(Clone, Copy, Debug)]
-pub struct Gap {
-    pub shard: usize,
-    pub records: u16,
-    pub from: MonoNs,
-    pub to: MonoNs,
+    /// What it has lost.
+    pub tally: Tally,
 }
 
 impl Shard {
-    pub fn new(cpu: u32, ring: BpfRing, start: MonoNs) -> Self {
+    pub const fn new(cpu: u32, ring: BpfRing, start: MonoNs) -> Self {
         Self {
             cpu,
             ring,
-            next: 0,
-            last: start,
-            told: 0,
+            tally: Tally::new(start),
         }
     }
 
-    /// Time of the last record.
-    pub const fn last(&self) -> MonoNs {
-        self.last
+    /// How full the ring is, from 0 to 1.
+    pub fn fill(&self) -> f32 {
+        self.ring.pending_bytes() as f32 / self.ring.data_bytes() as f32
     }
 
-    /// Gives the records; notes gaps.
-    pub fn drain(&mut self, index: usize, gaps: &mut Vec<Gap>, sink: &mut impl FnMut(Event)) -> (u64, bool) {
-        let Self { ring, next, last, .. } = self;
+    /// Gives the records, then the losses between them.
+    pub fn drain(&mut self, sink: &mut impl FnMut(Event)) -> RingDrained {
+        let Self { ring, tally, .. } = self;
+        let mut gaps = Vec::new();
         let drained = ring.drain(|item| {
             for record in records(item) {
-                let missing = record.seq.wrapping_sub(*next);
-                let time = MonoNs(record.time_ns);
-                if missing != 0 {
-                    gaps.push(Gap {
-                        shard: index,
-                        records: missing,
-                        from: *last,
-                        to: time,
-                    });
-                }
-                *next = record.seq.wrapping_add(1);
-                *last = time;
+                gaps.extend(tally.record(record.seq, MonoNs(record.time_ns)));
                 sink(Event::Record(record));
             }
         });
-        (drained.bytes, drained.unfinished)
-    }
-
-    /// The loss of a gap. `dropped` is what the CPU has counted by now, perhaps more than the gap's own.
-    pub fn loss(&mut self, gap: Gap, dropped: u64) -> Loss {
-        let untold = dropped.saturating_sub(self.told);
-        let least = u64::from(gap.records);
-        let rounds = untold.saturating_sub(least) >> 16;
-        let records = least + (rounds << 16);
-        self.told += records;
-        self.loss_of(records, gap.from, gap.to)
+        if let Some(last) = gaps.last_mut() {
+            tally.settle(last);
+        }
+        for gap in gaps {
+            sink(Event::Loss(self.loss(gap)));
+        }
+        drained
     }
 
     /// What was counted as dropped and shows in no gap, because no record came after it.
     pub fn rest(&mut self, dropped: u64, now: MonoNs) -> Option<Loss> {
-        let records = dropped.checked_sub(self.told).filter(|&records| records != 0)?;
-        self.told = dropped;
-        self.next = self.next.wrapping_add(records as u16);
-        Some(self.loss_of(records, self.last, now))
+        self.tally.rest(dropped, now).map(|gap| self.loss(gap))
     }
 
-    fn loss_of(&self, records: u64, from: MonoNs, to: MonoNs) -> Loss {
+    fn loss(&self, gap: Gap) -> Loss {
+        let Gap { records, from, to } = gap;
         Loss {
             from,
             to,
