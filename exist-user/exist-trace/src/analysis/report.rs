@@ -144,7 +144,8 @@ impl Tally {
             Piece::Generation(g, _) => self.generation(g),
             Piece::Loss(loss) => {
                 if let Some(cpu) = loss.cpu {
-                    self.cpu(cpu).lost += loss.records;
+                    let lost = &mut self.cpu(cpu).lost;
+                    *lost = lost.saturating_add(loss.records);
                 }
                 self.lacks_sideband |= loss.kind == LossKind::SideBandFull;
                 self.lacks_members |= loss.kind == LossKind::MapFull;
@@ -196,9 +197,10 @@ impl Tally {
                 thread, cpu, from, to, ..
             } => {
                 let t = self.thread(thread);
-                t.on_cpu_ns += to.0 - from.0;
+                t.on_cpu_ns = t.on_cpu_ns.saturating_add(to.0 - from.0);
                 t.arrives(cpu);
-                self.cpu(cpu).on_cpu_ns += to.0 - from.0;
+                let on_cpu_ns = &mut self.cpu(cpu).on_cpu_ns;
+                *on_cpu_ns = on_cpu_ns.saturating_add(to.0 - from.0);
             }
             Step::Unknown {
                 thread,
@@ -210,7 +212,7 @@ impl Tally {
                 let t = self.thread(thread);
                 t.arrives(cpu);
                 if !is_blind {
-                    t.unpaired_ns += to.0 - from.0;
+                    t.unpaired_ns = t.unpaired_ns.saturating_add(to.0 - from.0);
                 }
             }
         }
@@ -294,7 +296,9 @@ impl Tally {
             .cpus
             .values()
             .filter_map(|c| Some((c.on_cpu_ns, c.kernel_on_cpu_ns?))))
-        .fold((0, 0), |sum, (ours, kernels)| (sum.0 + ours, sum.1 + kernels));
+        .fold((0u64, 0u64), |sum, (ours, kernels)| {
+            (sum.0.saturating_add(ours), sum.1.saturating_add(kernels))
+        });
         if self.first_number == Some(0) && self.ended.is_some() && ours < kernels {
             let us = (kernels - ours) / 1000;
             out.push(format!(

@@ -74,7 +74,7 @@ impl Gaps {
 
     /// At the end: losses that nothing accounts for, and losses that no gap shows (their times must do).
     pub fn finish(mut self) -> (Vec<Loss>, Vec<Loss>) {
-        let dropped: u64 = self.said.iter().map(|l| l.records).sum();
+        let dropped = total(self.said.iter().map(|l| l.records));
         self.settle();
         let mut unaccounted: Vec<Loss> = (self.found.iter().filter(|g| g.records > 0))
             .map(|g| Loss {
@@ -87,8 +87,8 @@ impl Gaps {
                 reason: "sequence numbers skip records that the recorder did not count as lost".into(),
             })
             .collect();
-        let counted: u64 = self.counters.values().map(|c| c.dropped).sum();
-        let known = dropped + unaccounted.iter().map(|l| l.records).sum::<u64>();
+        let counted = total(self.counters.values().map(|c| c.dropped));
+        let known = dropped.saturating_add(total(unaccounted.iter().map(|l| l.records)));
         if counted > known {
             unaccounted.push(Loss {
                 from: MonoNs(0),
@@ -125,6 +125,11 @@ impl Gaps {
         left.sort_by_key(|g| (g.to, g.cpu));
         settle(&mut left, &mut of_no_cpu);
     }
+}
+
+/// A file may say anything: a sum of its numbers does not wrap.
+fn total(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
 }
 
 /// Both in the order of time.

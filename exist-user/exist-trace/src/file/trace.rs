@@ -94,7 +94,11 @@ impl Trace {
     /// Records lost on a CPU; `None`: those that belong to no CPU.
     #[must_use]
     pub fn lost(&self, cpu: Option<Cpu>) -> u64 {
-        self.losses.iter().filter(|l| l.cpu == cpu).map(|l| l.records).sum()
+        self.losses
+            .iter()
+            .filter(|l| l.cpu == cpu)
+            .map(|l| l.records)
+            .fold(0, u64::saturating_add)
     }
 }
 

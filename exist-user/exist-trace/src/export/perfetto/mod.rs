@@ -278,7 +278,7 @@ impl Drawn {
         let mut time = self.start;
         if let Some(old) = self.bearers.insert(thread.tid.0, ix).map(|old| threads.get(old)) {
             // The number is used again: what had it is gone, a moment after it was last switched out.
-            let gone = MonoNs(old.exited.unwrap_or(self.start).0 + 1);
+            let gone = MonoNs(old.exited.unwrap_or(self.start).0.saturating_add(1));
             let free = SchedProcessFree {
                 comm: Some(old.name.to_string()),
                 pid: Some(tid),
@@ -292,7 +292,7 @@ impl Drawn {
                 },
             );
             self.processes.remove(&thread.tid.0);
-            time = MonoNs(gone.0 + 1);
+            time = MonoNs(gone.0.saturating_add(1));
         }
         if let (Some(born), Some((parent_pid, parent_tid))) = (thread.born, thread.parent) {
             let is_thread = parent_pid == thread.pid && thread.pid.0 != thread.tid.0;
