@@ -43,3 +43,20 @@ pub const BELOW: u32 = 0;
 /// When a process (or a thread alone) was last moved within the hierarchy that decides.
 #[btf_map]
 pub static MOVES: LruHashMap<u32, u64, 1024> = LruHashMap::new();
+
+/// What a CPU remembers of [`TARGETS`]: one table for each CPU.
+#[btf_map]
+pub static VERDICTS: PerCpuArray<[Verdict; 1 << VERDICT_BITS], 1> = PerCpuArray::new();
+
+/// 64 places, 1.5 KiB a CPU.
+pub const VERDICT_BITS: u32 = 6;
+
+/// Whether a cgroup was one of the target's when it was asked.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Verdict {
+    pub id: u64,
+    /// Epoch of user space in which it was asked; 0: never.
+    pub epoch: u64,
+    pub held: u64,
+}

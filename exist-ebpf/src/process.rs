@@ -37,7 +37,7 @@ fn life(task: Task, op: Op, ip: u64) {
     let Some(here) = Running::recording() else {
         return;
     };
-    if target::judge(task) {
+    if target::judge_apart(task) {
         emit::life(
             here.cpu,
             Record {

@@ -20,6 +20,8 @@ pub struct Running {
     pub control: &'static Control,
     /// The epoch of now, both halves. 0 never occurs while recording.
     pub epoch: u64,
+    /// User space's half.
+    pub targets_epoch: u64,
 }
 
 impl Running {
@@ -38,6 +40,7 @@ impl Running {
             cpu: this_cpu()?,
             control,
             epoch: epoch + moves,
+            targets_epoch: epoch,
         })
     }
 
@@ -48,6 +51,7 @@ impl Running {
             cpu: this_cpu()?,
             control: CONTROL.get(0)?,
             epoch: 0,
+            targets_epoch: 0,
         })
     }
 
@@ -63,7 +67,7 @@ impl Running {
     #[inline(always)]
     fn judge_again(&mut self, task: Task) {
         let was = self.cpu.target != 0;
-        let is = target::judge(task);
+        let is = target::judge(task, self.targets_epoch);
         let (why, at) = if self.cpu.epoch == 0 {
             (flags::START, self.control.start_ns)
         } else {

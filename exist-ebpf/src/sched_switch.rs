@@ -22,7 +22,7 @@ pub fn sched_switch(ctx: BtfTracePointContext) -> i32 {
     let next = Task::argument(&ctx, 2);
     here.catch_up(prev);
     let leaves = here.cpu.target != 0;
-    let enters = target::judge(next);
+    let enters = target::judge(next, here.targets_epoch);
     match (leaves, enters) {
         (false, false) => {}
         (true, true) => {

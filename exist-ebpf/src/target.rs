@@ -7,7 +7,7 @@ use exist_common::judge;
 
 use crate::{
     frozen::frozen,
-    maps::TARGETS,
+    maps::{TARGETS, VERDICT_BITS, VERDICTS, Verdict},
     task::{Task, argument, load},
 };
 
@@ -79,13 +79,47 @@ pub fn holds(id: u64) -> bool {
     unsafe { TARGETS.get(&id).is_some() }
 }
 
-/// Whether the task is the target's, now. An idle task (thread 0) never is.
+/// The same by the CPU's memory of what it asked before: most switches are among few cgroups, and a look into the map
+/// costs more than all the rest of a switch that is not the target's.
 #[inline(always)]
-pub fn judge(task: Task) -> bool {
+fn remembers(id: u64, epoch: u64) -> bool {
+    let Some(verdicts) = VERDICTS.get_ptr_mut(0) else {
+        return holds(id);
+    };
+    // Fibonacci hashing: IDs of cgroups are inode numbers, with the same step from one to the next.
+    let place = (id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - VERDICT_BITS)) as usize;
+    // SAFETY: the place is within the table, and no other program of this CPU uses it meanwhile (see `main`).
+    let known = unsafe { &mut (*verdicts)[place] };
+    if known.id != id || known.epoch != epoch {
+        *known = Verdict {
+            id,
+            epoch,
+            held: u64::from(holds(id)),
+        };
+    }
+    known.held != 0
+}
+
+/// Whether the task is the target's, now. An idle task (thread 0) never is.
+///
+/// `epoch` is user space's: it changes when user space changes the set of targets. What the kernel side adds needs no new
+/// epoch, as a new cgroup was never asked for before; nor what it removes, as an ID is not used again.
+#[inline(always)]
+pub fn judge(task: Task, epoch: u64) -> bool {
     if frozen!(judge) == judge::PROCESS {
         // Never 0, so never an idle task.
         task.pid() == frozen!(tgid)
     } else {
-        task.tid() != 0 && holds(Cgroup::of(task).id())
+        task.tid() != 0 && remembers(Cgroup::of(task).id(), epoch)
+    }
+}
+
+/// The same for programs that may interleave with `sched_switch`: they leave the CPU's memory alone.
+#[inline(always)]
+pub fn judge_apart(task: Task) -> bool {
+    if frozen!(judge) == judge::PROCESS {
+        task.pid() == frozen!(tgid)
+    } else {
+        holds(Cgroup::of(task).id())
     }
 }

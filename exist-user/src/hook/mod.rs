@@ -13,6 +13,7 @@
 
 mod btf;
 pub mod compat;
+pub mod cost;
 mod error;
 mod layout;
 mod load;
