@@ -28,6 +28,10 @@ words! {
         task_mm,
         /// `task_struct.__state` (before 5.14: `state`).
         task_state,
+        /// `task_struct.se.sum_exec_runtime`.
+        task_sum_exec,
+        /// `task_struct.se.prev_sum_exec_runtime`.
+        task_prev_sum_exec,
         /// `task_struct.cgroups`.
         task_cgroups,
         /// `css_set.dfl_cgrp`.

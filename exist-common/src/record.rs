@@ -54,6 +54,9 @@ pub mod flags {
     pub const KERNEL: u8 = 1 << 4;
     /// `AttachIn` and `AttachOut`: the whole process moved.
     pub const THREADGROUP: u8 = 1 << 5;
+    /// The kernel did not run the hook at this switch, the next one showed that it had been: `time_ns` is
+    /// reconstructed from the kernel's own accounting of the thread, and an `Out` has no `ip`.
+    pub const MISSED: u8 = 1 << 6;
 }
 
 /// A switch of a target thread, or a step in its life.

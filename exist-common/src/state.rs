@@ -29,6 +29,8 @@ words! {
     pub struct CpuState: u64 {
         /// Epoch in which the running task was judged; 0: not yet, or recording has ended.
         epoch,
+        /// The running task: its address, as a mark only. The next switch must be of it.
+        task,
         /// Whether the running task is the target's.
         target,
         /// `tgid << 32 | pid` of the running task, as of its `In` record. Only for the target's.
@@ -53,5 +55,7 @@ words! {
         targets_full,
         /// Notices dropped because their ring was full.
         notices_dropped,
+        /// Switches at which the kernel did not run the hook, as the next one showed.
+        missed,
     }
 }

@@ -55,12 +55,38 @@ impl Running {
         })
     }
 
-    /// Judges the running task again if its judgement is of another epoch, and records what changed:
-    /// that it was running when recording began, or that it was moved while it ran.
+    /// Makes the state that of the task which really runs here. It may differ in three ways, each of which is recorded:
+    /// recording has just begun, the task was moved while it ran, or the kernel did not run the hook at a switch.
+    ///
+    /// (The last should not happen; but a kernel may keep tracing away from some of its tasks, and then the switch from
+    /// such a task is missing.)
     #[inline(always)]
     pub fn catch_up(&mut self, task: Task) {
-        if self.cpu.epoch != self.epoch {
+        if self.cpu.task != task.mark() && self.cpu.epoch != 0 {
+            self.missed(task);
+        } else if self.cpu.epoch != self.epoch {
             self.judge_again(task);
+        }
+        self.cpu.task = task.mark();
+    }
+
+    #[inline(always)]
+    fn missed(&mut self, task: Task) {
+        self.cpu.missed += 1;
+        self.cpu.epoch = self.epoch;
+        let now = emit::now_ns();
+        let ran = task.has_run_ns();
+        let since = if ran < now { now - ran } else { now };
+        let at = self.not_before_last(since);
+        if self.cpu.target != 0 {
+            let slot = emit::reserve::<1>();
+            let record = self.goes_out(None, at, flags::MISSED, 0);
+            emit::write(self.cpu, slot, [record]);
+        }
+        if target::judge(task, self.targets_epoch) {
+            let slot = emit::reserve::<1>();
+            let record = self.comes_in(task, at, flags::MISSED);
+            emit::write(self.cpu, slot, [record]);
         }
     }
 
@@ -77,15 +103,20 @@ impl Running {
         if was == is {
             return;
         }
-        // Never before this CPU's last record: a thread cannot move before it came in.
-        let at = if at > self.cpu.last_ns { at } else { self.cpu.last_ns };
+        let at = self.not_before_last(at);
         let slot = emit::reserve::<1>();
         let record = if is {
             self.comes_in(task, at, why)
         } else {
-            self.goes_out(task, at, why, 0)
+            self.goes_out(Some(task), at, why, 0)
         };
         emit::write(self.cpu, slot, [record]);
+    }
+
+    /// A CPU's records never go back in time: what is told late came after the last that was told.
+    #[inline(always)]
+    fn not_before_last(&self, at: u64) -> u64 {
+        if at > self.cpu.last_ns { at } else { self.cpu.last_ns }
     }
 
     /// The target's task comes in. First things first: if it is the first on this CPU in the period, user space is told.
@@ -96,13 +127,13 @@ impl Running {
         self.cpu.running = running;
         self.cpu.since_ns = at;
         self.note_seen(at);
-        self.record(task, at, Op::In, why, 0)
+        self.record(Some(task), at, Op::In, why, 0)
     }
 
     /// The target's task goes out. It has the number that it came in with: a thread that executes a program takes
     /// its process's number, and its records must pair.
     #[inline(always)]
-    pub fn goes_out(&mut self, task: Task, at: u64, why: u8, state: u16) -> Record {
+    pub fn goes_out(&mut self, task: Option<Task>, at: u64, why: u8, state: u16) -> Record {
         self.cpu.target = 0;
         self.cpu.on_cpu_ns += at - self.cpu.since_ns;
         self.record(task, at, Op::Out, why, state)
@@ -121,10 +152,11 @@ impl Running {
     }
 
     #[inline(always)]
-    fn record(&mut self, task: Task, at: u64, op: Op, why: u8, state: u16) -> Record {
-        let (ip, why) = match task.user_ip() {
-            Some(ip) => (ip, why),
-            None => (0, why | flags::KERNEL),
+    fn record(&mut self, task: Option<Task>, at: u64, op: Op, why: u8, state: u16) -> Record {
+        let (ip, why) = match task.map(Task::user_ip) {
+            Some(Some(ip)) => (ip, why),
+            Some(None) => (0, why | flags::KERNEL),
+            None => (0, why),
         };
         let seq = self.cpu.produced as u16;
         self.cpu.produced += 1;

@@ -21,6 +21,7 @@ pub fn sched_switch(ctx: BtfTracePointContext) -> i32 {
     let prev = Task::argument(&ctx, 1);
     let next = Task::argument(&ctx, 2);
     here.catch_up(prev);
+    here.cpu.task = next.mark();
     let leaves = here.cpu.target != 0;
     let enters = target::judge(next, here.targets_epoch);
     match (leaves, enters) {
@@ -57,5 +58,5 @@ fn out(here: &mut Running, ctx: &BtfTracePointContext, prev: Task, now: u64) -> 
     } else {
         (0, prev.state() as u16)
     };
-    here.goes_out(prev, now, why, state)
+    here.goes_out(Some(prev), now, why, state)
 }

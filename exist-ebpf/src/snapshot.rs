@@ -32,7 +32,7 @@ fn end(task: Task) {
         let end = here.control.end_ns;
         let at = if end > here.cpu.last_ns { end } else { here.cpu.last_ns };
         let slot = emit::reserve::<1>();
-        let record = here.goes_out(task, at, flags::END, 0);
+        let record = here.goes_out(Some(task), at, flags::END, 0);
         emit::write(here.cpu, slot, [record]);
     }
     here.cpu.epoch = 0;

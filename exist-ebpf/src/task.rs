@@ -85,6 +85,26 @@ impl Task {
         unsafe { load(self.0, frozen!(task_cgroups)) }
     }
 
+    /// Its address, to tell it from others: a thread that executes a program may change its number, not its place.
+    #[inline(always)]
+    pub fn mark(self) -> u64 {
+        self.0 as u64
+    }
+
+    /// For how long it has run since it came in, by the fair scheduler's accounts (`set_next_entity` notes the sum that it
+    /// starts with, `put_prev_entity` has brought the sum up to date when it goes out).
+    #[inline(always)]
+    pub fn has_run_ns(self) -> u64 {
+        // SAFETY: a task is typed.
+        let (sum, before): (u64, u64) = unsafe {
+            (
+                load(self.0, frozen!(task_sum_exec)),
+                load(self.0, frozen!(task_prev_sum_exec)),
+            )
+        };
+        sum - before
+    }
+
     /// Where it left user mode, or will resume; `None` for one that has no user mode.
     #[inline(always)]
     pub fn user_ip(self) -> Option<u64> {

@@ -46,6 +46,7 @@ pub fn frozen(btf: &Btf, choice: Choice<'_>) -> Result<Frozen, HookError> {
         (None, Hierarchy::V2) => judge::CGROUP2,
         (None, Hierarchy::V1 { .. }) => judge::CGROUP1,
     };
+    let se = btf.offset("task_struct", "se")?;
     Ok(Frozen {
         judge,
         hierarchy_id,
@@ -57,6 +58,8 @@ pub fn frozen(btf: &Btf, choice: Choice<'_>) -> Result<Frozen, HookError> {
         task_flags: btf.offset("task_struct", "flags")?,
         task_mm: btf.offset("task_struct", "mm")?,
         task_state: btf.offset("task_struct", "__state")?,
+        task_sum_exec: se + btf.offset("sched_entity", "sum_exec_runtime")?,
+        task_prev_sum_exec: se + btf.offset("sched_entity", "prev_sum_exec_runtime")?,
         task_cgroups: btf.offset("task_struct", "cgroups")?,
         css_set_dfl_cgrp: btf.offset("css_set", "dfl_cgrp")?,
         css_set_subsys: btf.offset("css_set", "subsys")? + subsys * POINTER_BYTES,

@@ -126,6 +126,7 @@ pub fn stats(program: &BtfTracePoint, name: &'static str) -> Result<ProgramStats
         .map_err(|e| HookError::load(format!("read the statistics of {name}"), &e))?;
     Ok(ProgramStats {
         name,
+        id: info.id(),
         run_ns: u64::try_from(info.run_time().as_nanos()).unwrap_or(u64::MAX),
         runs: info.run_count(),
         jited_bytes: info.size_jitted(),

@@ -104,6 +104,8 @@ pub enum Cpus<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramStats {
     pub name: &'static str,
+    /// The kernel's number of the program.
+    pub id: u32,
     pub run_ns: u64,
     pub runs: u64,
     /// Bytes of machine code.
