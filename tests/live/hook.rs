@@ -116,13 +116,10 @@ fn switches_pair_and_are_all_there() {
             threads.keys().all(|tid| after.contains_key(tid)),
             "no other thread is told"
         );
-        let without_ip = told.of(&[Op::In, Op::Out]).find(|r| r.ip == 0);
+        let without_ip = told
+            .of(&[Op::In, Op::Out])
+            .find(|r| r.ip == 0 && r.flags & flags::MISSED == 0);
         assert_eq!(without_ip, None, "each has the place that it left or resumes at");
-        assert_eq!(
-            with_ip,
-            told.records.len(),
-            "each has the place that it left or resumes at"
-        );
     }
 }
 
@@ -174,7 +171,8 @@ fn a_running_thread_is_told_at_start_and_end() {
         hook.attach().unwrap();
         hook.insert_cgroup(bed.id(), Role::Root).unwrap();
         // It must run, not wait for its turn, at both moments: so try again when it did not.
-        for _ in 0..50 {
+        let mut seen = false;
+        for _ in 0..200 {
             let begin = hook.begin().unwrap().0;
             std::thread::sleep(Duration::from_millis(20));
             let end = hook.end().unwrap().0;
@@ -192,11 +190,12 @@ fn a_running_thread_is_told_at_start_and_end() {
             if first.flags & flags::START != 0 && last.flags & flags::END != 0 {
                 assert_eq!((first.op(), first.time_ns), (Some(Op::In), begin));
                 assert_eq!((last.op(), last.time_ns), (Some(Op::Out), end));
-                child.kill();
-                return;
+                seen = true;
+                break;
             }
         }
-        panic!("the thread never ran at the beginning and the end");
+        child.kill();
+        assert!(seen, "the thread never ran at the beginning and the end");
     }
 }
 
@@ -217,6 +216,8 @@ fn moves_into_and_out_of_the_target() {
             let ran = child.ran_ns();
             until("it runs", || child.ran_ns() > ran + 10_000_000);
             bed::enter(&bed.outside, pid);
+            // Out and in again within one stint on a CPU would be no move.
+            hook.snapshot(exist_user::hook::Cpus::Online).unwrap();
             std::thread::sleep(Duration::from_millis(20));
         }
         hook.snapshot(exist_user::hook::Cpus::Online).unwrap();
