@@ -4,10 +4,6 @@
 
 #![allow(dead_code, unused_imports, reason = "each test target uses a part")]
 
-mod witness;
-
-pub use witness::Witness;
-
 use std::{
     fs,
     path::{Path, PathBuf},
