@@ -15,7 +15,7 @@ use bed::{Bed, Child, alternate, beds, load, spawn, until};
 use exist_common::{Op, Record, flags};
 use exist_trace::units::Pid;
 use exist_user::hook::{Event, Hook, HookOptions, NoticeKind, Role};
-use steal::stolen_ns;
+use steal::Steal;
 
 /// include/linux/sched.h: the state of a thread's last switch.
 const TASK_DEAD: u16 = 0x80;
@@ -89,11 +89,11 @@ fn switches_pair_and_are_all_there() {
         child.ready();
         let before = child.parked();
         let Some(mut hook) = start(&bed) else { return };
-        let stolen = stolen_ns();
+        let steal = Steal::start();
         child.go();
         child.ready();
         let after = child.parked();
-        let stolen = stolen_ns() - stolen;
+        let uncertain_ns = steal.uncertain_ns();
         let told = Told::default().end(&mut hook);
         assert_eq!(told.lost, 0);
         let threads = alternate(&told.records);
@@ -107,8 +107,7 @@ fn switches_pair_and_are_all_there() {
                 bed.hierarchy
             );
             let ran = after.on_cpu_ns - before.on_cpu_ns;
-            let excess = if seen.on_cpu_ns > ran { stolen } else { 0 };
-            let off = ran.abs_diff(seen.on_cpu_ns).saturating_sub(excess);
+            let off = ran.abs_diff(seen.on_cpu_ns).saturating_sub(uncertain_ns);
             // Wide: the kernel's clock of the run queue is read before the switch, and a machine under a hypervisor may stand
             // still in between. `cargo xtask bench` measures it closely.
             assert!(
