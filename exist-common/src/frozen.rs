@@ -24,8 +24,6 @@ words! {
         task_tgid,
         /// `task_struct.flags`.
         task_flags,
-        /// `task_struct.mm`.
-        task_mm,
         /// `task_struct.__state` (before 5.14: `state`).
         task_state,
         /// `task_struct.se.sum_exec_runtime`.

@@ -50,7 +50,7 @@ pub mod flags {
     pub const START: u8 = 1 << 2;
     /// Not a switch: the thread was still running when tracing ended.
     pub const END: u8 = 1 << 3;
-    /// The thread has no user mode (`PF_KTHREAD`, or no `mm`); `ip` is 0.
+    /// The thread has no user mode (a kernel thread, or a process's worker in the kernel); `ip` is 0.
     pub const KERNEL: u8 = 1 << 4;
     /// `AttachIn` and `AttachOut`: the whole process moved.
     pub const THREADGROUP: u8 = 1 << 5;

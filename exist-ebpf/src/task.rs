@@ -105,19 +105,20 @@ impl Task {
         sum - before
     }
 
-    /// Where it left user mode, or will resume; `None` for one that has no user mode.
+    /// Where it left user mode, or will resume; `None` for one that has no user mode: a kernel thread, and a worker that a
+    /// process has in the kernel, whose instruction pointer `copy_thread` sets to 0.
     #[inline(always)]
     pub fn user_ip(self) -> Option<u64> {
         // SAFETY: a task is typed.
-        let (mm, task_flags): (u64, u32) =
-            unsafe { (load(self.0, frozen!(task_mm)), load(self.0, frozen!(task_flags))) };
-        if mm == 0 || task_flags & PF_KTHREAD != 0 {
+        let task_flags: u32 = unsafe { load(self.0, frozen!(task_flags)) };
+        if task_flags & PF_KTHREAD != 0 {
             return None;
         }
         // SAFETY: the helper takes a task and gives typed registers.
-        Some(unsafe {
+        let ip: u64 = unsafe {
             let regs = bpf_task_pt_regs(self.0.cast_mut().cast()) as *const c_void;
             load(regs, frozen!(regs_ip))
-        })
+        };
+        (ip != 0).then_some(ip)
     }
 }

@@ -56,7 +56,6 @@ pub fn frozen(btf: &Btf, choice: Choice<'_>) -> Result<Frozen, HookError> {
         task_pid: btf.offset("task_struct", "pid")?,
         task_tgid: btf.offset("task_struct", "tgid")?,
         task_flags: btf.offset("task_struct", "flags")?,
-        task_mm: btf.offset("task_struct", "mm")?,
         task_state: btf.offset("task_struct", "__state")?,
         task_sum_exec: se + btf.offset("sched_entity", "sum_exec_runtime")?,
         task_prev_sum_exec: se + btf.offset("sched_entity", "prev_sum_exec_runtime")?,

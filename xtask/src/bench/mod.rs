@@ -9,6 +9,7 @@ mod burner;
 mod child;
 mod ftrace;
 mod group;
+mod hook;
 mod load;
 mod loss;
 mod machine;
@@ -36,6 +37,11 @@ type Bench = fn(&Options, &mut Report) -> Result<()>;
 
 /// Every bench by name, with one line for `--help`. A new bench is a file here and a line in this table.
 const BENCHES: &[(&str, &str, Bench)] = &[
+    (
+        "hook",
+        "what a context switch costs with the hook, by the kernel's own statistics",
+        hook::run,
+    ),
     (
         "truth",
         "recordings of 1, 8 and 200 threads beside the kernel's own accounting",
