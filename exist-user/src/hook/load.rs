@@ -75,7 +75,7 @@ pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
         source,
     })?;
     let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
-    let life_bytes = ring_bytes.max(256 << 10);
+    let life_bytes = ring_bytes.clamp(256 << 10, 1 << 20);
     let mut ebpf = EbpfLoader::new()
         .btf(Some(&kernel))
         .override_global("FROZEN", &frozen[..], true)

@@ -22,7 +22,7 @@ mod rings;
 mod tally;
 
 use std::{
-    num::NonZeroU32,
+    num::{NonZero, NonZeroU32},
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
 };
 
@@ -65,8 +65,11 @@ pub struct HookOptions {
 }
 
 impl HookOptions {
-    /// Rings for a drain every 100 ms at 400,000 records a second and CPU; memory for them on large nodes bounded.
-    pub const DEFAULT_RING_BYTES: NonZeroU32 = NonZeroU32::new(2 << 20).expect("not 0");
+    /// A CPU's ring, when no more is asked: room for 200,000 records, a second and more of the fastest pipe. On nodes with
+    /// many CPUs less, as long as all of them together would take more than [`Self::DEFAULT_TOTAL_BYTES`].
+    pub const DEFAULT_RING_BYTES: u32 = 8 << 20;
+    /// What all default rings together take at the most.
+    pub const DEFAULT_TOTAL_BYTES: u32 = 256 << 20;
     /// A Kubernetes node's worth of cgroups.
     pub const DEFAULT_MAX_CGROUPS: NonZeroU32 = NonZeroU32::new(4096).expect("not 0");
 
@@ -76,9 +79,16 @@ impl HookOptions {
         Self {
             hierarchy,
             only_pid: None,
-            ring_bytes: Self::DEFAULT_RING_BYTES,
+            ring_bytes: Self::default_ring_bytes(std::thread::available_parallelism().map_or(1, NonZero::get)),
             max_cgroups: Self::DEFAULT_MAX_CGROUPS,
         }
+    }
+
+    /// The default for a node with so many CPUs: a power of two, at least 256 KiB.
+    fn default_ring_bytes(cpus: usize) -> NonZeroU32 {
+        let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1).next_power_of_two();
+        let share = (Self::DEFAULT_TOTAL_BYTES / cpus).clamp(256 << 10, Self::DEFAULT_RING_BYTES);
+        NonZeroU32::new(share).expect("at least 256 KiB")
     }
 }
 
@@ -403,3 +413,18 @@ const NEARLY_FULL: f32 = 0.9;
 /// Flags of `bpf_map_update_elem`, include/uapi/linux/bpf.h.
 const BPF_ANY: u64 = 0;
 const BPF_NOEXIST: u64 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_rings_are_large_on_small_nodes_and_bounded_on_large_ones() {
+        let check = |cpus, expect: u32| assert_eq!(HookOptions::default_ring_bytes(cpus).get(), expect, "{cpus} CPUs");
+        check(1, 8 << 20);
+        check(32, 8 << 20);
+        check(33, 4 << 20);
+        check(192, 1 << 20);
+        check(1 << 20, 256 << 10);
+    }
+}
