@@ -110,10 +110,12 @@ fn by_file(path: &Path) -> Told {
                     .iter()
                     .for_each(|record| told.add(record, &mut running));
             }
-            Piece::Loss(loss) | Piece::Unseen(loss) => {
+            Piece::Loss(loss) => {
                 told.lost += loss.records;
                 told.losses.push(format!("{loss:?}"));
             }
+            // A part of a loss that has been told.
+            Piece::Unseen(_) => {}
         }
     }
     told.produced = produced.values().sum();
