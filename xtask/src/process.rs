@@ -49,6 +49,26 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
+/// The Debian archive that this machine's own package lists come from.
+///
+/// # Errors
+/// If there is none: not Debian, or lists that were never fetched.
+pub fn debian_archive() -> Result<String> {
+    let listed =
+        output(Command::new("apt-get").args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]))?;
+    match archive_of(&listed) {
+        Some(archive) => Ok(archive.to_owned()),
+        None => bail!("apt knows no Debian archive; add one to its sources and run `apt-get update`"),
+    }
+}
+
+fn archive_of(listed: &str) -> Option<&str> {
+    listed
+        .lines()
+        .map(|line| line.trim_end_matches('/'))
+        .find(|archive| archive.ends_with("/debian"))
+}
+
 /// Whether we are root.
 ///
 /// # Errors
@@ -68,4 +88,16 @@ fn line(command: &Command) -> String {
         .map(|part| part.to_string_lossy())
         .collect::<Vec<_>>()
         .join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_archive_is_not_the_security_one() {
+        let listed = "http://a.example/debian-security/\nhttp://a.example/debian/\n";
+        assert_eq!(archive_of(listed), Some("http://a.example/debian"));
+        assert_eq!(archive_of("http://a.example/ubuntu/\n"), None);
+    }
 }

@@ -41,7 +41,10 @@ impl Root {
         }
         fs::write(
             root.dir.join("sources.list"),
-            "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian sid main\n",
+            format!(
+                "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {} sid main\n",
+                process::debian_archive()?
+            ),
         )?;
         process::run(root.apt_get().arg("update"))?;
         process::run(root.apt_get().arg("download").args(packages).current_dir(&debs))?;

@@ -15,7 +15,6 @@ use clap::ValueEnum;
 use crate::process;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-const MIRROR: &str = "http://deb.debian.org/debian";
 const SUITES: [&str; 4] = ["trixie", "trixie-updates", "trixie-backports", "bookworm"];
 const TOOLS: [&str; 3] = ["qemu-system-x86", "linux-perf", "busybox-static"];
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
@@ -128,9 +127,10 @@ impl Packages {
         let write = |name: &str, text: String| {
             fs::write(root.join(name), text).with_context(|| format!("failed to write {name} in {}", root.display()))
         };
+        let archive = process::debian_archive()?;
         let sources: Vec<_> = SUITES
             .iter()
-            .map(|suite| format!("deb [signed-by={KEYRING}] {MIRROR} {suite} main\n"))
+            .map(|suite| format!("deb [signed-by={KEYRING}] {archive} {suite} main\n"))
             .collect();
         write("sources.list", sources.concat())?;
         write("apt.conf", configuration(root))?;
@@ -232,7 +232,7 @@ impl Packages {
 
     fn apt(&self, program: &str, arguments: &[&str]) -> Result<String> {
         process::output(self.command(program).args(arguments))
-            .with_context(|| format!("failed to ask Debian's archive; is {MIRROR} reachable?"))
+            .context("failed to ask Debian's archive; is it reachable?")
     }
 }
 
