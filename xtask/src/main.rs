@@ -7,6 +7,7 @@ mod demo;
 mod fuzz;
 mod image;
 mod lab;
+mod perfetto_ui;
 mod process;
 mod setup;
 mod test;

@@ -8,7 +8,7 @@ use std::{path::PathBuf, process::Command};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use crate::process;
+use crate::{perfetto_ui, process};
 
 /// Arguments of `cargo xtask setup`.
 #[derive(clap::Args)]
@@ -25,7 +25,7 @@ pub struct Args {
 pub enum Need {
     /// Compile and link the BPF programs.
     Bpf,
-    /// Live tests: perf, container engines, a C compiler.
+    /// Live tests: perf, container engines, a C compiler, Perfetto's trace processor.
     Live,
     /// Benches: services, load generators, other recorders. Where systemd runs, Debian starts memcached, nginx and
     /// redis when it installs them.
@@ -58,7 +58,9 @@ impl Need {
                 "containerd",
                 "docker.io",
                 "linux-perf",
+                "nodejs",
                 "podman",
+                "python3-pip",
                 "runc",
             ],
             Self::Bench => &[
@@ -88,12 +90,16 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let missing = missing_packages(needs)?;
     let linker = needs.contains(&Need::Bpf) && bpf_linker().is_none();
-    if missing.is_empty() && !linker {
+    let perfetto = needs.contains(&Need::Live) && !perfetto_ui::is_there();
+    if missing.is_empty() && !linker && !perfetto {
         println!("nothing is missing");
         return Ok(());
     }
     if linker {
         println!("missing: bpf-linker {BPF_LINKER_VERSION}");
+    }
+    if perfetto {
+        println!("missing: Perfetto's trace processor");
     }
     for package in missing {
         println!("missing: {package}");
@@ -109,6 +115,9 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
     install(&missing_packages(needs)?)?;
     if needs.contains(&Need::Bpf) && bpf_linker().is_none() {
         install_bpf_linker()?;
+    }
+    if needs.contains(&Need::Live) {
+        perfetto_ui::ensure()?;
     }
     Ok(())
 }
