@@ -39,7 +39,7 @@ use crate::{
         clock, cpu, memlock,
         privileges::{self, CapSet, Capability},
         roots::Roots,
-        rt,
+        rt::{self, Niceness},
     },
     target::{self, Resolved, resolve},
 };
@@ -172,8 +172,8 @@ async fn record_target(
     let writer = FileWriter::start(&options.out, move |reason| {
         let _ = said.send(Input::WriteFailed(reason));
     })?;
-    // After the other threads have started, which shall stay ordinary. Without the privilege we only drain a little later.
-    let _ = rt::raise_priority();
+    // After the other threads have started, which have priorities of their own. Without the privilege we only drain later.
+    let _ = rt::be_preferred(Niceness::Drain);
     let notices = streams.hook().notices_fd().try_clone_to_owned()?;
     let ends = |command: &mut target::Command| command.child().as_fd().try_clone_to_owned();
     let mut inputs = Inputs::new(notices, target.command.as_mut().map(ends).transpose()?, inbox)?;

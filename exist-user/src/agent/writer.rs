@@ -23,7 +23,10 @@ use exist_trace::{
     units::MonoNs,
 };
 
-use crate::spool::PartFile;
+use crate::{
+    spool::PartFile,
+    sys::rt::{self, Niceness},
+};
 
 /// More generations than this waiting: the disk is behind.
 const MOST_WAITING: u64 = 64;
@@ -118,6 +121,8 @@ struct State {
 
 impl State {
     fn run(mut self, generations: &Receiver<Generation>) -> anyhow::Result<Written> {
+        // Among hundreds of busy threads its turn would come too seldom, and then the rings would not be drained any more.
+        let _ = rt::be_preferred(Niceness::Behind);
         for generation in generations {
             self.take(generation);
             self.shared.waiting.fetch_sub(1, Ordering::Relaxed);

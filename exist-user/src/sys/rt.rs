@@ -16,13 +16,24 @@ pub fn become_real_time() -> io::Result<()> {
     }
 }
 
-/// Raises the calling thread (not the process) to `nice` −10: for the thread that drains the rings.
+/// How much an ordinary thread is preferred to those of the node's own work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Niceness {
+    /// For the thread that drains the rings: what it is late for is lost, so it runs soon also where hundreds of threads
+    /// wait for the same CPU.
+    Drain = -20,
+    /// For a thread behind it, whose queue is bounded: it gets its share, and the drain goes first.
+    Behind = -10,
+}
+
+/// Gives the calling thread (not the process) this niceness.
 ///
 /// # Errors
 /// EACCES without CAP_SYS_NICE or `RLIMIT_NICE`.
-pub fn raise_priority() -> io::Result<()> {
+pub fn be_preferred(niceness: Niceness) -> io::Result<()> {
     // SAFETY: takes no pointer; `PRIO_PROCESS` with 0 means the calling thread on Linux (`kernel/sys.c`, `setpriority`).
-    match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) } {
+    match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, niceness as libc::c_int) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -58,12 +69,12 @@ mod tests {
             unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
         };
         let before = nice();
-        let raised = std::thread::spawn(move || raise_priority().map(|()| nice()))
-            .join()
-            .unwrap();
-        match raised {
-            Ok(now) => assert_eq!(now, -10),
-            Err(error) => println!("skipped: {error}"),
+        for niceness in [Niceness::Drain, Niceness::Behind] {
+            let preferred = std::thread::spawn(move || be_preferred(niceness).map(|()| nice()));
+            match preferred.join().unwrap() {
+                Ok(now) => assert_eq!(now, niceness as i32),
+                Err(error) => println!("skipped: {error}"),
+            }
         }
         assert_eq!(nice(), before);
     }
