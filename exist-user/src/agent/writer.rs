@@ -59,7 +59,12 @@ impl FileWriter {
     /// # Errors
     /// When the file cannot be created.
     pub fn start(path: &Path, failed: impl FnOnce(String) + Send + 'static) -> anyhow::Result<Self> {
-        let file = PartFile::create(path).with_context(|| format!("failed to create {}", path.display()))?;
+        let file = PartFile::create(path).with_context(|| {
+            format!(
+                "failed to create {} (its folder must be there and writable)",
+                path.display()
+            )
+        })?;
         let (generations, received) = channel();
         let shared = Arc::new(Shared::default());
         let state = State {

@@ -51,9 +51,12 @@ impl Export {
             out.flush()?;
             fs::rename(&part, &self.output)
         });
-        written
-            .inspect_err(|_| drop(fs::remove_file(&part)))
-            .with_context(|| format!("failed to write {}", self.output.display()))?;
+        written.inspect_err(|_| drop(fs::remove_file(&part))).with_context(|| {
+            format!(
+                "failed to write {} (its folder must be there and writable)",
+                self.output.display()
+            )
+        })?;
         Ok(Outcome::Done)
     }
 }

@@ -120,12 +120,19 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 /// The bytes of a trace file.
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("failed to read the trace {}", path.display()))
+    fs::read(path).with_context(|| unreadable(path))
 }
 
 /// Its pieces.
 fn pieces<'a>(data: &'a [u8], path: &Path) -> anyhow::Result<Pieces<'a>> {
-    Pieces::new(data).with_context(|| format!("failed to read the trace {}", path.display()))
+    Pieces::new(data).with_context(|| unreadable(path))
+}
+
+fn unreadable(path: &Path) -> String {
+    format!(
+        "failed to read the trace {} (`exist record` writes traces)",
+        path.display()
+    )
 }
 
 #[cfg(test)]

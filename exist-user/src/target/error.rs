@@ -36,11 +36,13 @@ pub enum TargetError {
         /// ID and path of each.
         candidates: Vec<(String, PathBuf)>,
     },
-    #[error("no cgroup \"{}\" is found in {searched}", .path.display())]
+    #[error("no cgroup \"{}\" is found in {searched}; /proc/PID/cgroup shows those of a process", .path.display())]
     NoCgroup { path: PathBuf, searched: String },
-    #[error("{what} ended while it was looked up")]
+    #[error("{what} ended while it was looked up; name one that runs")]
     Gone { what: String },
-    #[error("there is no process {0}")]
+    #[error(
+        "there is no process {0}; its number is the host's, and in a container the host's procfs is to be given with --proc-root"
+    )]
     NoProcess(u32),
     #[error(
         "the cgroup of process {pid} is not visible below {searched}: mount the host's /sys/fs/cgroup and name it with --cgroup-root"
@@ -50,7 +52,7 @@ pub enum TargetError {
         "process {0} has no cgroup of its own, it is in the root of every hierarchy: follow only its threads with --only-pid, or the whole machine with --cgroup /"
     )]
     RootCgroup(u32),
-    #[error("failed to start \"{program}\": {error}")]
+    #[error("failed to start \"{program}\": {error}; name a program that is on the PATH, or its file")]
     Command { program: String, error: io::Error },
     #[error("failed to make a cgroup for the command below {}: {error}; this needs root and a writable cgroup file system", .dir.display())]
     MakeCgroup { dir: PathBuf, error: io::Error },

@@ -1,0 +1,158 @@
+//! 0 done, 1 failed, 2 usage, 3 something was lost and `--strict` was given.
+
+use std::{
+    env, fs,
+    io::{Read as _, Write as _},
+    thread,
+};
+
+use exist_trace::file::{Reader, Writer};
+
+use super::{TRACE, exist, recording};
+
+/// The code; an answer goes to standard output, everything else to standard error.
+fn check(arguments: &[&str], code: i32) {
+    let ran = exist(arguments);
+    assert_eq!(ran.code, code, "{arguments:?}: {ran:?}");
+    let answers = matches!(code, 0 | 3);
+    assert_eq!(ran.out.is_empty(), !answers, "{arguments:?}: {ran:?}");
+    assert_eq!(ran.err.is_empty(), answers, "{arguments:?}: {ran:?}");
+}
+
+#[test]
+fn done() {
+    check(&["--help"], 0);
+    check(&["--version"], 0);
+    check(&["record", "--help"], 0);
+    check(&["report", TRACE], 0);
+    check(&["dump", TRACE, "losses"], 0);
+}
+
+#[test]
+fn failed() {
+    check(&["report", "/no/such.exist"], 1);
+    check(&["dump", "/no/such.exist", "switches"], 1);
+    check(&["record", "--container", "4f", "-o", "x"], 1);
+    check(&["record", "--only-pid", "-o", "x"], 1);
+}
+
+#[test]
+fn usage() {
+    for line in [
+        "",
+        "no-such-command",
+        "report",
+        "report a b",
+        "dump a no-such-rows",
+        "dump a",
+        "record -o x",
+        "record --pid 1",
+        "record --pid 1 --cgroup a -o x",
+        "record --pid one -o x",
+        "record --pid 1 -o x --for 10",
+        "export a -o x",
+        "export a --to no-such-format -o x",
+        "completions no-such-shell",
+    ] {
+        check(&line.split_whitespace().collect::<Vec<_>>(), 2);
+    }
+}
+
+#[test]
+fn losses_in_a_trace_are_3_only_when_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = folder.path().join("whole.exist");
+    fs::write(&whole, without_losses()).unwrap();
+    let whole = whole.to_str().unwrap();
+    for what in [&["report"] as &[_], &["dump"]] {
+        let rows = if what == ["dump"] { &["switches"] as &[_] } else { &[] };
+        check(&[what, &[TRACE], rows].concat(), 0);
+        check(&[what, &[TRACE], rows, &["--strict"]].concat(), 3);
+        check(&[what, &[whole], rows, &["--strict"]].concat(), 0);
+    }
+}
+
+/// The golden trace as it would be if nothing had been lost.
+fn without_losses() -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new());
+    for generation in Reader::new(&fs::read(TRACE).unwrap()) {
+        let mut generation = generation.unwrap();
+        generation.losses.clear();
+        writer.write(&generation).unwrap();
+    }
+    writer.into_inner()
+}
+
+/// Set for the copy of this test that is recorded.
+const PING_PONG: &str = "EXIST_TEST_PING_PONG";
+/// A ring of one page holds a hundred records; so many switches between two drains are lost for the most part.
+const ROUNDS: u32 = 50_000;
+
+#[test]
+fn losses_while_recording_are_3_only_when_that_is_asked_for() {
+    if let Some(why) = recording::cannot() {
+        return println!("skipped: {why}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let own = env::current_exe().unwrap();
+    for (strict, code) in [(&["--strict"] as &[_], 3), (&[], 0)] {
+        let out = folder.path().join(format!("{code}.exist"));
+        let out = out.to_str().unwrap();
+        let options = ["record", "--ring-bytes", "4K", "--pt", "off", "-o", out];
+        let variable = format!("{PING_PONG}=1");
+        let command = [
+            "--",
+            "env",
+            &variable,
+            own.to_str().unwrap(),
+            "--exact",
+            "exit_codes::ping_pong",
+        ];
+        let ran = exist(&[&options, strict, &command].concat());
+        assert_eq!(ran.code, code, "{ran:?}");
+        // It says so, and where more is to be read.
+        assert!(ran.err.contains(" missing: see `exist dump "), "{ran:?}");
+
+        check(&["report", out], 0);
+        check(&["report", out, "--strict"], 3);
+        let losses = exist(&["dump", out, "losses", "--json"]);
+        let rows = losses
+            .out
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let full: Vec<_> = rows.filter(|row| row["kind"] == "ring_full").collect();
+        let records: u64 = full.iter().map(|row| row["records"].as_u64().unwrap()).sum();
+        assert!(records > 1000, "{records} of the records of {ROUNDS} rounds are lost");
+        assert!(
+            full.iter()
+                .all(|row| row["reason"].as_str().unwrap().contains("larger rings")),
+            "{full:?}"
+        );
+        // What the command line said is what the file says.
+        assert!(
+            ran.err.replace(',', "").contains(&format!("{records} records missing")),
+            "{ran:?}"
+        );
+    }
+}
+
+/// The program that is recorded: two threads on one CPU that wake each other.
+#[test]
+fn ping_pong() {
+    if env::var_os(PING_PONG).is_none() {
+        return;
+    }
+    let ((mut here, mut to_here), (mut there, mut to_there)) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+    let other = thread::spawn(move || {
+        let mut byte = [0];
+        while there.read_exact(&mut byte).is_ok() {
+            to_here.write_all(&byte).unwrap();
+        }
+    });
+    for _ in 0..ROUNDS {
+        to_there.write_all(&[0]).unwrap();
+        here.read_exact(&mut [0]).unwrap();
+    }
+    drop(to_there);
+    other.join().unwrap();
+}
