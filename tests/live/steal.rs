@@ -1,6 +1,8 @@
 //! What the hypervisor took: the scheduler's clock stands still meanwhile (`update_rq_clock_task`), the tracer's does not;
 //! and when that happens within a switch, the two give the time to different threads.
 
+#![allow(dead_code, reason = "each test target uses a part")]
+
 use std::{fs, thread};
 
 /// The kernel counts it in ticks.
@@ -12,6 +14,11 @@ pub struct Steal(u64);
 impl Steal {
     pub fn start() -> Self {
         Self(counted_ns())
+    }
+
+    /// What was counted since, nanoseconds, on all CPUs together.
+    pub fn counted_ns(&self) -> u64 {
+        counted_ns() - self.0
     }
 
     /// How much of each thread's time is uncertain now, nanoseconds: what was counted since, and what is less than a tick on
