@@ -11,6 +11,7 @@ use crate::{
     running::{self, Running},
     target::{self, Cgroup},
     task::{Task, argument},
+    warning,
 };
 
 /// How many levels above a new cgroup are looked at. Any ancestor counts, not the parent alone: user space inserts the
@@ -45,6 +46,8 @@ fn add(id: u64) {
     {
         cpu.targets_full += 1;
         emit::notice(cpu, NoticeKind::TargetsFull, 0, id);
+        warning::targets_full(id);
+        warning::of_notices(cpu);
     }
 }
 
@@ -59,6 +62,7 @@ pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
         && let Some(cpu) = running::this_cpu()
     {
         emit::notice(cpu, NoticeKind::TargetRemoved, 0, id);
+        warning::of_notices(cpu);
     }
     0
 }
@@ -86,7 +90,12 @@ pub fn cgroup_attach_task(ctx: BtfTracePointContext) -> i32 {
     let threadgroup = argument(&ctx, 3) & 0xff != 0;
     let (pid, tid) = (task.pid(), task.tid());
     // The time first, then the epoch that makes every CPU look at it. A full LRU map makes room by itself.
-    let _ = MOVES.insert(if threadgroup { &pid } else { &tid }, &emit::now_ns(), 0);
+    if MOVES
+        .insert(if threadgroup { &pid } else { &tid }, &emit::now_ns(), 0)
+        .is_err()
+    {
+        warning::moves_full(pid);
+    }
     running::count_move();
     let Some(here) = Running::recording() else {
         return 0;
@@ -113,6 +122,8 @@ pub fn cgroup_attach_task(ctx: BtfTracePointContext) -> i32 {
             u64::from(pid) << 32 | u64::from(tid),
             to.id(),
         );
+        warning::of_notices(here.cpu);
     }
+    warning::of_life(here.cpu);
     0
 }

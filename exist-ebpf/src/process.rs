@@ -8,6 +8,7 @@ use crate::{
     running::Running,
     target,
     task::{Task, argument},
+    warning,
 };
 
 /// `sched_process_fork(struct task_struct *parent, struct task_struct *child)`: the child has its cgroup
@@ -52,5 +53,6 @@ fn life(task: Task, op: Op, ip: u64) {
                 seq: 0,
             },
         );
+        warning::of_life(here.cpu);
     }
 }

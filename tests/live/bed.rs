@@ -1,5 +1,7 @@
 //! What the hook is tested with: cgroups, and children that are copies of the test.
 
+#![allow(dead_code, reason = "each test target uses a part")]
+
 use std::{
     collections::BTreeMap,
     fs,

@@ -207,6 +207,10 @@ async fn record_target(
     let written = ended.writer.finish()?;
     let agent_cpu_ns = clock::process_cpu_ns().saturating_sub(cpu_begun_ns);
     ran?;
+    let warnings = ended
+        .warnings
+        .into_iter()
+        .map(|text| format!("the BPF programs warn: {text}"));
     let mut target = ended.target;
     let command_status = target
         .command
@@ -220,7 +224,7 @@ async fn record_target(
         reason: ended.reason,
         failure: written.failure,
         pt: tracing.pt,
-        notes: tracing.notes,
+        notes: tracing.notes.into_iter().chain(warnings).collect(),
         setup_cpu_ns: cpu_begun_ns.saturating_sub(cpu_before_ns),
         agent_cpu_ns,
         command_status,

@@ -56,6 +56,8 @@ pub struct Ended {
     pub end: MonoNs,
     pub writer: FileWriter,
     pub target: Resolved,
+    /// What the BPF programs have warned of.
+    pub warnings: Vec<String>,
 }
 
 /// A recording at work.
@@ -246,7 +248,8 @@ impl Recorder {
         } = self.parts;
         let end = self.ended.unwrap_or(MonoNs(clock::mono_ns()));
         let reason = self.finished.unwrap_or(EndReason::Error("stopped".to_owned()));
-        aggregator.op(streams.detach());
+        let (detached, warnings) = streams.detach();
+        aggregator.op(detached);
         let mut full = Vec::new();
         let totals = aggregator.finish(
             End {
@@ -263,6 +266,7 @@ impl Recorder {
             end,
             writer,
             target,
+            warnings,
         }
     }
 

@@ -26,6 +26,8 @@ pub struct Streams {
     side_bands: Vec<SideBand>,
     /// Reused between drains.
     bytes: Vec<u8>,
+    /// Of the BPF programs.
+    warnings: Vec<String>,
 }
 
 /// What a drain found.
@@ -63,6 +65,7 @@ impl Streams {
                 hook,
                 side_bands: Vec::new(),
                 bytes: Vec::new(),
+                warnings: Vec::new(),
             },
             attached,
         ))
@@ -112,7 +115,7 @@ impl Streams {
         })
     }
 
-    /// Hands over the counters, and the losses that only they tell.
+    /// Hands over the counters, the losses that only they tell, and what the BPF programs warn of.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -125,6 +128,13 @@ impl Streams {
         }
         let counters = self.hook.counters(|event| take(aggregator, event))?;
         aggregator.counters(counters);
+        for warning in self.hook.warnings() {
+            aggregator.op(ControlOp {
+                error: Some(warning.clone()),
+                ..op(ControlKind::Other, now, None)
+            });
+            self.warnings.push(warning);
+        }
         Ok(())
     }
 
@@ -151,11 +161,12 @@ impl Streams {
         Ok(())
     }
 
-    /// Takes the hook out of the kernel.
-    pub fn detach(self) -> ControlOp {
+    /// Takes the hook out of the kernel. Gives what the BPF programs have warned of besides.
+    pub fn detach(mut self) -> (ControlOp, Vec<String>) {
         let from = MonoNs(clock::mono_ns());
+        let warnings = std::mem::take(&mut self.warnings);
         drop(self);
-        op(ControlKind::HookDetach, from, None)
+        (op(ControlKind::HookDetach, from, None), warnings)
     }
 }
 

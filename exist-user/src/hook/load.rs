@@ -15,6 +15,7 @@ use super::{
     compat::BTF_PATH,
     layout::{self, Choice},
     object::OBJECT,
+    warnings::{self, Warnings},
 };
 use crate::sys::bpf_ring::BpfRing;
 
@@ -42,6 +43,7 @@ pub struct Loaded {
     pub rings: Vec<(u32, BpfRing)>,
     pub life: BpfRing,
     pub notices: BpfRing,
+    pub warnings: Warnings,
 }
 
 /// The running kernel's types.
@@ -82,6 +84,7 @@ pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
         .map_max_entries("RINGS", cpus)
         .map_max_entries("LIFE", life_bytes)
         .map_max_entries("NOTICES", NOTICES_BYTES)
+        .map_max_entries(warnings::MAP, warnings::BYTES)
         .map_max_entries("TARGETS", options.max_cgroups.get())
         .load(object)
         .map_err(|e| HookError::load("load the BPF object", &e))?;
@@ -108,6 +111,7 @@ pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
         rings: rings(&mut ebpf, cpus, ring_bytes)?,
         life: ring(&mut ebpf, "LIFE", life_bytes)?,
         notices: ring(&mut ebpf, "NOTICES", NOTICES_BYTES)?,
+        warnings: Warnings::new(&mut ebpf)?,
         programs,
         ebpf,
     })

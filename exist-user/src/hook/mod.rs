@@ -20,6 +20,7 @@ mod load;
 mod object;
 mod rings;
 mod tally;
+mod warnings;
 
 use std::{
     num::{NonZero, NonZeroU32},
@@ -44,6 +45,7 @@ pub use self::{
 use self::{
     load::Loaded,
     rings::{Shard, other_losses},
+    warnings::Warnings,
 };
 use crate::sys::{
     bpf_ring::{BpfRing, RingDrained},
@@ -132,6 +134,7 @@ pub struct Hook {
     shards: Vec<Shard>,
     life: BpfRing,
     notices: BpfRing,
+    warnings: Warnings,
     /// What the kernel side was told last.
     control: Control,
     /// Losses outside the shards that have been told, for each CPU.
@@ -170,6 +173,7 @@ impl Hook {
                 .collect(),
             life: loaded.life,
             notices: loaded.notices,
+            warnings: loaded.warnings,
             control: Control::default(),
             told_at: now,
         })
@@ -358,6 +362,11 @@ impl Hook {
         // The programs write nothing else, so nothing is left out here.
         self.notices
             .drain(|item| Notice::from_bytes(item).into_iter().for_each(&mut sink));
+    }
+
+    /// What the programs have warned of since the last call: one of a kind on each CPU at the most.
+    pub fn warnings(&mut self) -> Vec<String> {
+        self.warnings.take()
     }
 
     /// For `AsyncFd`: register this, then read [`Hook::notices`] whenever it is readable. It lives as long as the hook.

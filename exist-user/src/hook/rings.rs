@@ -102,7 +102,7 @@ pub fn records(item: &[u8]) -> impl Iterator<Item = Record> {
         .filter_map(|bytes| Record::from_bytes(bytes).ok())
 }
 
-/// Losses that belong to no ring of switches: records of life, cgroups that did not fit. `told` is what was told before.
+/// Losses that belong to no ring of switches: records of life, cgroups that did not fit, notices. `told` is what was told before.
 pub fn other_losses(cpu: u32, told: &mut CpuState, now: &CpuState, from: MonoNs, to: MonoNs) -> Vec<Loss> {
     let loss = |kind, records, reason: &str| Loss {
         from,
@@ -124,7 +124,16 @@ pub fn other_losses(cpu: u32, told: &mut CpuState, now: &CpuState, from: MonoNs,
         let reason = "the map of the target's cgroups was full: cgroups made below it are not followed";
         losses.push(loss(LossKind::MapFull, targets, reason));
     }
+    let notices = now.notices_dropped - told.notices_dropped;
+    if notices != 0 {
+        // No record is missing for it.
+        losses.push(Loss {
+            reason: format!("the ring of notices was full, {notices} were dropped: the target may have come to CPUs that are not traced"),
+            ..loss(LossKind::Other, 0, "")
+        });
+    }
     told.life_dropped = now.life_dropped;
+    told.notices_dropped = now.notices_dropped;
     told.targets_full = now.targets_full;
     losses
 }
