@@ -11,22 +11,23 @@
 mod accounts;
 mod engine;
 mod recording;
+mod started;
 mod steal;
 mod work;
 
 use std::{
-    any::Any,
     env, fs,
     io::Write,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use accounts::{Told, by_file, settled};
 use engine::{docker::Docker, rootfs::RootFs};
-use recording::{Cgroup, Recording};
+use recording::Recording;
+use started::Started;
 use steal::Steal;
 use work::{FOLDER, Kind, NAME, WORK, order};
 
@@ -49,45 +50,6 @@ fn row(what: &str, ours: f64, must: &str, ok: bool, note: &str) -> bool {
         writeln!(file, "{row}").unwrap();
     }
     ok
-}
-
-/// A workload that waits for its `go`.
-struct Started {
-    /// The options of `exist record`.
-    target: Vec<String>,
-    pid: u32,
-    /// Where it looks for `go`, as it sees it.
-    folder: PathBuf,
-    /// What keeps it.
-    _kept: Box<dyn Any>,
-}
-
-impl Started {
-    fn file(&self, name: &str) -> PathBuf {
-        let below = self.folder.strip_prefix("/").unwrap().join(name);
-        Path::new(&format!("/proc/{}/root", self.pid)).join(below)
-    }
-
-    fn record(&self, out: &Path) -> Recording {
-        let target: Vec<&str> = self.target.iter().map(String::as_str).collect();
-        let mut recording = Recording::start(out, &target);
-        recording.wait_until_recording();
-        recording
-    }
-
-    /// Lets it work; gives what it says at its end, and how long it took.
-    fn work(&self, what: &str) -> (String, Duration) {
-        let began = Instant::now();
-        fs::write(self.file("go"), "").unwrap();
-        while !self.file("done").exists() {
-            assert!(
-                began.elapsed() < Duration::from_secs(120),
-                "{what}: the workload does not end"
-            );
-            thread::sleep(Duration::from_millis(20));
-        }
-        (fs::read_to_string(self.file("done")).unwrap(), began.elapsed())
-    }
 }
 
 fn end(recording: Recording, out: &Path) -> Told {
@@ -258,25 +220,8 @@ fn in_cgroup(kind: Kind, threads: usize) {
     if let Some(why) = recording::cannot() {
         return println!("skipped: {why}");
     }
-    let start = || {
-        let cgroup = Cgroup::new(&format!("{}-{threads}", kind.name()));
-        let folder = tempfile::tempdir().unwrap();
-        let own = env::current_exe().unwrap();
-        let command = [own.to_str().unwrap(), "--exact", "workload", "--nocapture"];
-        let environment = [
-            (WORK, &*order(kind, threads)),
-            (FOLDER, folder.path().to_str().unwrap()),
-        ];
-        let running = cgroup.start(&command, &environment);
-        Started {
-            target: vec!["--cgroup".to_owned(), cgroup.name.clone()],
-            pid: running.pid(),
-            folder: folder.path().to_owned(),
-            _kept: Box::new((running, cgroup, folder)),
-        }
-    };
     let what = format!("{}, {threads} threads, cgroup", kind.name());
-    check(&what, kind, threads, start);
+    check(&what, kind, threads, || Started::in_cgroup(kind, threads, seconds()));
 }
 
 #[test]
@@ -292,6 +237,11 @@ fn eight_threads() {
 #[test]
 fn two_hundred_threads() {
     in_cgroup(Kind::Mixed, 200);
+}
+
+/// How long each run is.
+fn seconds() -> u64 {
+    env::var("EXIST_TRUTH_SECONDS").map_or(2, |seconds| seconds.parse().unwrap())
 }
 
 fn cpus() -> usize {
@@ -327,17 +277,15 @@ impl Engine {
 }
 
 fn in_container(engine: &Engine, kind: Kind, threads: usize) -> Started {
-    let (work, folder) = (format!("{WORK}={}", order(kind, threads)), format!("{FOLDER}=/"));
+    let (work, folder) = (
+        format!("{WORK}={}", order(kind, threads, seconds())),
+        format!("{FOLDER}=/"),
+    );
     let options = ["-e", &work, "-e", &folder];
     let container = engine
         .docker
         .run(&options, &["/programs/workload", "--exact", "workload", "--nocapture"]);
-    Started {
-        target: vec!["--container".to_owned(), container.id[..12].to_owned()],
-        pid: container.pid,
-        folder: PathBuf::from("/"),
-        _kept: Box::new(()),
-    }
+    Started::in_container(&container)
 }
 
 fn containers(works: &[(Kind, usize)]) {

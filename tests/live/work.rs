@@ -52,8 +52,7 @@ impl Kind {
 }
 
 /// The value of [`WORK`].
-pub fn order(kind: Kind, threads: usize) -> String {
-    let seconds = env::var("EXIST_TRUTH_SECONDS").unwrap_or_else(|_| "2".to_owned());
+pub fn order(kind: Kind, threads: usize, seconds: u64) -> String {
     format!("{threads} {seconds} {}", kind.name())
 }
 

@@ -19,6 +19,8 @@ pub fn run() -> Result<()> {
     process::run(
         Command::new("cargo")
             .args(["test", "--locked", "--workspace", "--exclude", "exist-ebpf"])
+            // Takes a CPU offline for some seconds, and brings it back.
+            .env("EXIST_HOTPLUG", "1")
             .current_dir(process::workspace()),
     )
 }
