@@ -359,6 +359,8 @@ impl<'p, 'c, 'b, F: FnMut(u64) -> Result<&'b [u8], NoCode>> Walker<'p, 'c, F> {
     /// A TIP.PGE.
     fn enable(&mut self, ip: u64) -> Result<(), WalkError> {
         let was_on = matches!(self.position, Position::At(_));
+        // Seen in Skylake captures: a return whose call lies before the last TIP.PGE is never compressed. So no code of
+        // the thread that ran before is needed.
         self.calls.clear();
         self.start(ip, Start::Enable);
         self.after_overflow = AfterOverflow::No;

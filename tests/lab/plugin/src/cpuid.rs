@@ -9,7 +9,7 @@ pub type Answer = [u32; 4];
 pub const LAB_BASE: u32 = 0x4c41_4200;
 
 /// Skylake's MTC periods (0, 3, 6, 9) and address ranges (0: no IP filters), SDM vol. 2, CPUID leaf 14H.
-const MTC_PERIODS: u32 = 0x0249 << 16;
+const MTC_PERIODS: u32 = 0x0249;
 /// PSB periods 0–5 (2 KiB to 64 KiB) and, as on Skylake, cycle thresholds.
 const PSB_PERIODS: u32 = 0x003f << 16 | 0x3fff;
 const PSB_AND_CYC: u32 = 1 << 1;
@@ -20,12 +20,30 @@ const SINGLE_RANGE: u32 = 1 << 2;
 /// Arch perfmon version 2, four 48-bit general counters; the driver's PMI handler needs it.
 const PERFMON: Answer = [0x0730_0402, 0, 0, 0x0603];
 
+/// Which periods of MTC packets the processor has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MtcPeriods {
+    #[default]
+    Skylake,
+    /// Only 9: the guest is slower than its clock, and a finer period would fill its buffers with time.
+    Coarse,
+}
+
+impl MtcPeriods {
+    const fn bits(self) -> u32 {
+        match self {
+            Self::Skylake => MTC_PERIODS,
+            Self::Coarse => 1 << 9,
+        }
+    }
+}
+
 /// What the guest's kernel is told.
-pub fn answer(leaf: u32, subleaf: u32) -> Option<Answer> {
+pub fn answer(leaf: u32, subleaf: u32, periods: MtcPeriods) -> Option<Answer> {
     Some(match (leaf, subleaf) {
         (0x0a, _) => PERFMON,
         (0x14, 0) => [1, PSB_AND_CYC | MTC, TOPA | TOPA_MULTIPLE | SINGLE_RANGE, 0],
-        (0x14, 1) => [MTC_PERIODS, PSB_PERIODS, 0, 0],
+        (0x14, 1) => [periods.bits() << 16, PSB_PERIODS, 0, 0],
         (0x14, _) => [0; 4],
         // No crystal rate: from one the kernel would take its local APIC timer's (native_calibrate_tsc()), and QEMU's
         // timer does not run at it.
@@ -76,10 +94,14 @@ mod tests {
 
     #[test]
     fn the_driver_finds_what_it_asks_for() {
+        let answer = |leaf, subleaf| answer(leaf, subleaf, MtcPeriods::Skylake);
         let [sub, ebx, ecx, _] = answer(0x14, 0).unwrap();
         assert_eq!((sub, ebx, ecx & 3), (1, 0b1010, 3));
         assert_eq!(answer(0x15, 0), Some([2, 204, 0, 0]));
         assert_eq!(answer(1, 0), None);
+        let coarse = super::answer(0x14, 1, MtcPeriods::Coarse).unwrap();
+        assert_eq!(coarse[0] >> 16, 1 << 9);
+        assert_eq!(coarse[1..], answer(0x14, 1).unwrap()[1..]);
     }
 
     #[test]

@@ -92,14 +92,7 @@ impl Flow {
             _ => self.came_to(ip, whole, now),
         }
         if self.recording {
-            if self.thread.is_none() || matches!(self.before, Before::Outside) {
-                let thread = thread();
-                if self.thread != Some(thread) {
-                    self.thread = Some(thread);
-                    let Thread { tid, cr3, fs_base } = thread;
-                    self.truth.push(now, &Record::Thread { tid, cr3, fs_base });
-                }
-            }
+            self.belongs_to(now, thread);
             let id = self.id(block, ip, now);
             self.truth.push(now, &Record::Ran { id });
         }
@@ -123,10 +116,15 @@ impl Flow {
         self.left(Exit::Syscall, from, now);
     }
 
-    /// An event takes control from user mode at `from`.
-    pub fn event(&mut self, event: Event, from: u64, whole: bool, now: u64) {
+    /// An event takes control from user mode at `from`. `thread` as for a block.
+    pub fn event(&mut self, event: Event, from: u64, whole: bool, now: u64, thread: impl FnOnce() -> Thread) {
         match self.before {
-            Before::Outside => self.entered(from, now),
+            Before::Outside => {
+                self.entered(from, now);
+                if self.recording {
+                    self.belongs_to(now, thread);
+                }
+            }
             Before::Block(block, start) => {
                 let offset = from.wrapping_sub(start);
                 let inside = offset < block.code.len() as u64;
@@ -151,6 +149,19 @@ impl Flow {
     fn entered(&mut self, ip: u64, now: u64) {
         if let Some(bytes) = self.tracer.enter(ip, now) {
             self.truth.push(now, &Record::OvfEnd { bytes });
+        }
+    }
+
+    /// Asks for the thread if user mode was entered just now.
+    fn belongs_to(&mut self, now: u64, thread: impl FnOnce() -> Thread) {
+        if self.thread.is_some() && !matches!(self.before, Before::Outside) {
+            return;
+        }
+        let thread = thread();
+        if self.thread != Some(thread) {
+            self.thread = Some(thread);
+            let Thread { tid, cr3, fs_base } = thread;
+            self.truth.push(now, &Record::Thread { tid, cr3, fs_base });
         }
     }
 

@@ -15,7 +15,7 @@ use exist_lab_truth::{Header, Record};
 
 use crate::block::{Block, Special, special};
 use crate::clock::Clock;
-use crate::cpuid::{self, Request};
+use crate::cpuid::{self, MtcPeriods, Request};
 use crate::ffi::{self, Api, Insn, PerVcpu, Tb};
 use crate::flow::{Event, Flow, Thread};
 use crate::machine::{Handles, Machine, Reg};
@@ -35,6 +35,7 @@ struct Lab {
     api: Api,
     clock: Clock,
     options: Options,
+    mtc_periods: MtcPeriods,
     truth: PathBuf,
     /// Not 0 while a vCPU's user-mode blocks must be seen.
     active: PerVcpu,
@@ -215,12 +216,18 @@ fn install(id: u64, version: c_int, arguments: &[String]) -> Result<(), String> 
     let api = Api::load().map_err(|name| format!("this QEMU has no {name}: use QEMU 11.1"))?;
     let mut truth = None;
     let mut options = Options::default();
+    let mut mtc_periods = MtcPeriods::default();
     for argument in arguments {
         match argument.split_once('=') {
             Some(("truth", path)) => truth = Some(PathBuf::from(path)),
             Some(("ip", "all")) => options.ip_forms = IpForms::All,
             Some(("tnt", "long")) => options.tnt = TntForms::Long,
-            _ => return Err(format!("unknown argument {argument}: truth=FOLDER, ip=all, tnt=long")),
+            Some(("mtc", "coarse")) => mtc_periods = MtcPeriods::Coarse,
+            _ => {
+                return Err(format!(
+                    "unknown argument {argument}: truth=FOLDER, ip=all, tnt=long, mtc=coarse"
+                ));
+            }
         }
     }
     let truth = truth.ok_or("the argument truth=FOLDER is missing")?;
@@ -234,6 +241,7 @@ fn install(id: u64, version: c_int, arguments: &[String]) -> Result<(), String> 
         api,
         clock: Clock { tsc_hz: tsc_hz() },
         options,
+        mtc_periods,
         truth,
         active,
         whole,
@@ -438,7 +446,8 @@ extern "C" fn on_event(index: c_uint, kind: c_int, from: u64, to: u64, _: *mut c
     } else {
         Event::Interrupt
     };
-    vcpu.flow.event(event, from, lab.take_whole(index), now);
+    let whole = lab.take_whole(index);
+    vcpu.flow.event(event, from, whole, now, || lab.thread(machine));
     vcpu.settle(machine, now);
 }
 
@@ -478,7 +487,7 @@ fn answer(lab: &Lab, index: c_uint, site: &Site) -> Option<u64> {
             let request = Request::from_cpuid(leaf, subleaf).filter(|_| !site.kernel);
             let values = match request {
                 Some(request) => lab.request(vcpu, request, now),
-                None if site.kernel => cpuid::answer(leaf, subleaf)?,
+                None if site.kernel => cpuid::answer(leaf, subleaf, lab.mtc_periods)?,
                 None => return None,
             };
             for (reg, value) in [Reg::Rax, Reg::Rbx, Reg::Rcx, Reg::Rdx].into_iter().zip(values) {

@@ -182,6 +182,8 @@ impl Tracer {
             self.psb(now, None);
         }
         self.in_context = true;
+        // Seen in Skylake captures: a return whose call lies before the last TIP.PGE is never compressed.
+        self.calls.clear();
         if self.branches() {
             if !self.mode_sent {
                 self.put(&packet::MODE_EXEC_64);

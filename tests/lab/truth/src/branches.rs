@@ -82,7 +82,8 @@ impl<'a> Branches<'a> {
         found
     }
 
-    fn step(&mut self, tsc: u64, record: Record) -> Vec<Branch> {
+    /// The branches that a record tells of.
+    pub(crate) fn step(&mut self, tsc: u64, record: Record) -> Vec<Branch> {
         match record {
             Record::Define { id, block } => {
                 self.blocks.insert(id, block);

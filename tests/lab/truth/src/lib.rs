@@ -16,9 +16,13 @@
 mod branches;
 mod reader;
 mod record;
+mod verdict;
+mod visits;
 mod writer;
 
 pub use branches::{Branch, Branches, Edge};
 pub use reader::{Error, Item, Reader};
 pub use record::{Block, Class, Exit, HEADER_BYTES, Header, MAGIC, Record};
+pub use verdict::{Begin, Owner, Piece, Tally, Verdict};
+pub use visits::{Step, Traced, Visit, Visits};
 pub use writer::Writer;

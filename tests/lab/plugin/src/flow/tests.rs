@@ -1,12 +1,17 @@
 //! Blocks and events in, packets and truth out.
 
-use exist_lab_truth::{Branches, Edge, Reader};
+use exist_lab_truth::{Branches, Reader};
 
 use super::*;
 use crate::clock::Clock;
 use crate::tracer::{Options, ctl};
 
 const NOW: u64 = 1 << 40;
+const THREAD: Thread = Thread {
+    tid: 7,
+    cr3: 1,
+    fs_base: 2,
+};
 
 fn flow() -> Flow {
     let clock = Clock { tsc_hz: 2_400_000_000 };
@@ -30,11 +35,11 @@ fn block(code: &[u8], last: u32) -> &'static Block {
 }
 
 fn run(flow: &mut Flow, block: &'static Block, ip: u64) {
-    flow.block(block, ip, true, NOW, || Thread {
-        tid: 7,
-        cr3: 1,
-        fs_base: 2,
-    });
+    flow.block(block, ip, true, NOW, || THREAD);
+}
+
+fn event(flow: &mut Flow, event: Event, from: u64) {
+    flow.event(event, from, true, NOW, || THREAD);
 }
 
 fn check(flow: &Flow, packets: &[u8], branches: &[(u64, u64)]) {
@@ -42,7 +47,7 @@ fn check(flow: &Flow, packets: &[u8], branches: &[(u64, u64)]) {
     let mut found = Vec::new();
     let reader = Reader::new(flow.truth.bytes()).unwrap();
     let each = |b: exist_lab_truth::Branch| {
-        assert_eq!(b.tid, if b.edge == Edge::Enter && b.tid == 0 { 0 } else { 7 });
+        assert_eq!(b.tid, THREAD.tid);
         found.push((b.from, b.to));
     };
     Branches::new(reader).for_each(each).unwrap();
@@ -81,10 +86,10 @@ fn a_fault_in_the_last_instruction_is_no_branch() {
     let mut flow = flow();
     let ret = block(&[0x90, 0xc3], 1);
     run(&mut flow, ret, 0x40_1000);
-    flow.event(Event::Exception, 0x40_1001, true, NOW);
+    event(&mut flow, Event::Exception, 0x40_1001);
     run(&mut flow, ret, 0x40_1000);
     // The target's page is not there: the return was carried out.
-    flow.event(Event::Exception, 0x40_5000, true, NOW);
+    event(&mut flow, Event::Exception, 0x40_5000);
     check(
         &flow,
         &[
@@ -104,12 +109,13 @@ fn a_fault_in_the_last_instruction_is_no_branch() {
 #[test]
 fn an_interrupt_before_the_first_instruction() {
     let mut flow = flow();
-    flow.event(Event::Interrupt, 0x40_1000, false, NOW);
-    assert_eq!(
-        flow.tracer.pending(),
-        [
-            0x99, 0x01, 0x71, 0x00, 0x10, 0x40, 0, 0, 0, 0x7d, 0x00, 0x10, 0x40, 0, 0, 0, 0x01
-        ]
+    event(&mut flow, Event::Interrupt, 0x40_1000);
+    check(
+        &flow,
+        &[
+            0x99, 0x01, 0x71, 0x00, 0x10, 0x40, 0, 0, 0, 0x7d, 0x00, 0x10, 0x40, 0, 0, 0, 0x01,
+        ],
+        &[(0, 0x40_1000), (0x40_1000, 0)],
     );
 }
 

@@ -93,6 +93,14 @@ fn returns_are_compressed_when_their_call_is_known() {
     assert_eq!(text.matches("1111111").count(), 10, "{text}");
     assert!(text.ends_with("11111 tip pgd"), "{text}");
 
+    t.enter(0x1000, TSC);
+    t.call(0x1005);
+    t.leave_by_branch(TSC);
+    t.enter(0x3000, TSC);
+    t.clear_pending();
+    t.ret(0x1005);
+    check(&mut t, "tip");
+
     let mut t = tracer(ctl::DIS_RETC);
     t.enter(0x1000, TSC);
     t.clear_pending();
