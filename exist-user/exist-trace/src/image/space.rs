@@ -6,7 +6,7 @@ use super::NoCode;
 use crate::{
     file::{
         Trace,
-        model::{ImageBytes, Mapping, SwitchOp},
+        model::{ImageBytes, Mapping, NameChange, Record, SwitchOp},
     },
     units::{MonoNs, Pid},
 };
@@ -59,31 +59,19 @@ enum Change<'a> {
 
 impl Image {
     /// From a recording. `load` gives the bytes of the file behind a mapping; it is asked once for each file.
-    pub fn new(trace: &Trace, mut load: impl FnMut(&Mapping) -> Result<Arc<[u8]>, NoCode>) -> Self {
-        let mappings = trace.mappings.iter().map(|m| (m.time, 2, m.pid, Change::Map(m)));
-        let mut changes: Vec<(MonoNs, u8, Pid, Change<'_>)> = mappings.collect();
-        for record in &trace.records {
-            let (time, pid) = (MonoNs(record.time_ns), Pid(record.pid));
-            match record.op() {
-                Some(SwitchOp::Exec) => changes.push((time, 1, pid, Change::Exec)),
-                Some(SwitchOp::Fork) if record.parent().0 != record.pid => {
-                    changes.push((
-                        time,
-                        0,
-                        pid,
-                        Change::Fork {
-                            parent: Pid(record.parent().0),
-                        },
-                    ));
-                }
-                _ => {}
-            }
-        }
-        changes.sort_by_key(|c| (c.0, c.1));
+    pub fn new(trace: &Trace, load: impl FnMut(&Mapping) -> Result<Arc<[u8]>, NoCode>) -> Self {
         let vdsos: Vec<&ImageBytes> = trace.images.iter().collect();
+        Self::of(changes(&trace.mappings, &trace.records, &trace.names), &vdsos, load)
+    }
+
+    fn of(
+        changes: Vec<(MonoNs, Pid, Change<'_>)>,
+        vdsos: &[&ImageBytes],
+        mut load: impl FnMut(&Mapping) -> Result<Arc<[u8]>, NoCode>,
+    ) -> Self {
         let mut image = Self::default();
         let mut known = HashMap::new();
-        for (time, _, pid, change) in changes {
+        for (time, pid, change) in changes {
             match change {
                 Change::Exec => image.epochs(pid).push(Epoch {
                     from: time,
@@ -109,7 +97,7 @@ impl Image {
                         mapping.build_id.clone(),
                     );
                     let file = *known.entry(key).or_insert_with(|| {
-                        let bytes = vdso(&vdsos, mapping).map_or_else(|| load(mapping), Ok);
+                        let bytes = vdso(vdsos, mapping).map_or_else(|| load(mapping), Ok);
                         image.files.push(File {
                             path: mapping.path.clone(),
                             bytes,
@@ -215,6 +203,38 @@ impl<'a> Space<'a> {
     }
 }
 
+/// What happens to address spaces, in order.
+fn changes<'a>(mappings: &'a [Mapping], records: &[Record], names: &[NameChange]) -> Vec<(MonoNs, Pid, Change<'a>)> {
+    // The hook tells of an exec when it is done (`exec_binprm` in fs/exec.c); by then the new program is mapped. The
+    // first thing that the new address space brings is the program's name (`begin_new_exec`).
+    let mut named: HashMap<Pid, Vec<MonoNs>> = HashMap::new();
+    for name in names.iter().filter(|name| name.tid.0 == name.pid.0) {
+        named.entry(name.pid).or_default().push(name.time);
+    }
+    let exec_began = |pid: Pid, done: MonoNs| {
+        let before = named.get(&pid).into_iter().flatten().filter(|time| **time <= done);
+        before.max().copied().unwrap_or(done)
+    };
+    let mut changes: Vec<(MonoNs, u8, Pid, Change<'_>)> =
+        mappings.iter().map(|m| (m.time, 2, m.pid, Change::Map(m))).collect();
+    for record in records {
+        let (time, pid) = (MonoNs(record.time_ns), Pid(record.pid));
+        match record.op() {
+            Some(SwitchOp::Exec) => changes.push((exec_began(pid, time), 1, pid, Change::Exec)),
+            Some(SwitchOp::Fork) if record.parent().0 != record.pid => {
+                let parent = Pid(record.parent().0);
+                changes.push((time, 0, pid, Change::Fork { parent }));
+            }
+            _ => {}
+        }
+    }
+    changes.sort_by_key(|c| (c.0, c.1));
+    changes
+        .into_iter()
+        .map(|(time, _, pid, change)| (time, pid, change))
+        .collect()
+}
+
 fn vdso(images: &[&ImageBytes], mapping: &Mapping) -> Option<Arc<[u8]>> {
     let same = |i: &&&ImageBytes| i.path == *mapping.path;
     let own = images
@@ -240,4 +260,88 @@ fn cut(old: Section, new: Section) -> impl Iterator<Item = Section> {
         }
     });
     before.into_iter().chain(after)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Tid;
+
+    const PID: u32 = 7;
+
+    fn mapping(time: u64, start: u64, path: &str) -> Mapping {
+        Mapping {
+            time: MonoNs(time),
+            pid: Pid(PID),
+            start,
+            len: 0x1000,
+            offset: 0,
+            dev_major: 0,
+            dev_minor: 0,
+            inode: 0,
+            path: path.into(),
+            build_id: [].into(),
+        }
+    }
+
+    fn exec(time_ns: u64) -> Record {
+        Record {
+            time_ns,
+            ip: 0,
+            pid: PID,
+            tid: PID,
+            cpu: 0,
+            op: SwitchOp::Exec as u8,
+            flags: 0,
+            state: 0,
+            seq: 0,
+        }
+    }
+
+    fn name(time: u64, tid: u32) -> NameChange {
+        NameChange {
+            time: MonoNs(time),
+            pid: Pid(PID),
+            tid: Tid(tid),
+            name: "new".into(),
+        }
+    }
+
+    /// What stands at 0x1000 and at 0x5000 at a time.
+    fn check(mappings: &[Mapping], records: &[Record], names: &[NameChange], expect: &[(u64, [Option<&str>; 2])]) {
+        let load = |mapping: &Mapping| Ok(Arc::from(mapping.path.as_bytes()));
+        let image = Image::of(changes(mappings, records, names), &[], load);
+        for (time, paths) in expect {
+            let space = image.space(Pid(PID), MonoNs(*time)).unwrap();
+            let found = [0x1000, 0x5000].map(|ip| space.bytes(ip).ok());
+            assert_eq!(found, paths.map(|path| path.map(str::as_bytes)), "at {time}");
+        }
+    }
+
+    #[test]
+    fn what_an_exec_maps_stands_after_it_though_it_is_told_last() {
+        let mappings = [mapping(1, 0x1000, "old"), mapping(21, 0x5000, "new")];
+        let expect = [(10, [Some("old"), None]), (30, [None, Some("new")])];
+        // Another thread's name says nothing, and neither does one that was given before.
+        let names = [name(2, PID), name(20, PID), name(21, PID + 1)];
+        check(&mappings, &[exec(22)], &names, &expect);
+        // Without the name the record's own time is all there is.
+        check(
+            &[mapping(1, 0x1000, "old"), mapping(23, 0x5000, "new")],
+            &[exec(22)],
+            &[],
+            &expect,
+        );
+    }
+
+    #[test]
+    fn a_newer_mapping_hides_what_it_covers_from_its_time_on() {
+        let mappings = [mapping(1, 0x1000, "old"), mapping(9, 0x1000, "new")];
+        check(
+            &mappings,
+            &[],
+            &[],
+            &[(5, [Some("old"), None]), (9, [Some("new"), None])],
+        );
+    }
 }
