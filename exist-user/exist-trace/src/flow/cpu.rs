@@ -7,7 +7,7 @@ use super::{
     segments::{Segment, Segments},
 };
 use crate::{
-    file::model::{Record, SwitchOp, flags},
+    file::model::{Record, SwitchOp},
     image::Image,
     pt::{Errata, Packets, TimeLine, TimeSettings},
     units::{ClockMap, Cpu, Pid, TscBracket},
@@ -96,17 +96,69 @@ fn switches(records: &[Record], clock: &ClockMap) -> (Vec<Switch>, Vec<bool>) {
     let mut expected: Option<u16> = None;
     let mut lost = false;
     for record in records {
-        // Records that the recorder made itself are not counted by the hook.
-        let counted = record.flags & (flags::START | flags::END) == 0;
-        if counted {
+        // Only these are numbered (`Record::seq`); those of a thread's life travel apart.
+        if let Some(SwitchOp::In | SwitchOp::Out) = record.op() {
             lost |= expected.is_some_and(|seq| seq != record.seq);
             expected = Some(record.seq.wrapping_add(1));
-        }
-        if let Some(SwitchOp::In | SwitchOp::Out) = record.op() {
             let time: TscBracket = clock.tsc(crate::units::MonoNs(record.time_ns));
             switches.push(Switch { record: *record, time });
             losses.push(std::mem::take(&mut lost));
         }
     }
     (switches, losses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        file::model::flags,
+        units::{ClockPair, MonoNs, Tsc},
+    };
+
+    /// Records as (operation, number, flags); gives which switches come after missing records.
+    fn check(records: &[(SwitchOp, u16, u8)], expect: &[bool]) {
+        let records: Vec<Record> = (1..)
+            .zip(records)
+            .map(|(time_ns, &(op, seq, flags))| Record {
+                time_ns,
+                ip: 0,
+                pid: 1,
+                tid: 1,
+                cpu: 0,
+                op: op as u8,
+                flags,
+                state: 0,
+                seq,
+            })
+            .collect();
+        let pair = ClockPair {
+            mono: MonoNs(0),
+            tsc_before: Tsc(0),
+            tsc_after: Tsc(0),
+        };
+        let clock = ClockMap::new(&[pair], 1_000_000).unwrap();
+        assert_eq!(switches(&records, &clock).1, expect);
+    }
+
+    #[test]
+    fn only_switches_are_numbered() {
+        use SwitchOp::{Exec, Exit, Fork, In, Out};
+        check(
+            &[
+                (In, 65534, flags::START),
+                (Fork, 0, 0),
+                (Exec, 0, 0),
+                (Out, 65535, 0),
+                (In, 0, 0),
+                (Exit, 0, 0),
+                (Out, 1, 0),
+            ],
+            &[false; 4],
+        );
+        check(
+            &[(In, 4, 0), (Out, 5, 0), (In, 7, 0), (Out, 8, flags::END)],
+            &[false, false, true, false],
+        );
+    }
 }
