@@ -2,7 +2,7 @@
 //! Its output depends on nothing but its argument (messages).
 
 use std::collections::BTreeMap;
-use std::panic;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -37,10 +37,10 @@ fn main() {
             thread::spawn(move || loop {
                 let next = take.lock().expect("no one panics with the lock").recv();
                 let Ok(x) = next else { return };
-                let done = panic::catch_unwind(|| {
+                let done = panic::catch_unwind(AssertUnwindSafe(|| {
                     let steps = (0..20).fold(x, |x, _| rules[(x & 1) as usize].apply(x));
                     format!("{steps:x}").bytes().map(u64::from).sum::<u64>()
-                });
+                }));
                 if report.send((x, done.unwrap_or(1))).is_err() {
                     return;
                 }

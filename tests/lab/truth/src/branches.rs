@@ -112,8 +112,13 @@ impl<'a> Branches<'a> {
             }),
             At::Block(id) if exit != Exit::Syscall => {
                 if let Some(before) = self.blocks.get(&id) {
-                    let branches = !matches!(before.class, Class::Other | Class::Repeat | Class::Far);
-                    if branches && before.end() != from {
+                    let taken = match before.class {
+                        Class::Other | Class::Repeat | Class::Far => false,
+                        Class::Conditional => before.end() != from,
+                        // Also to the next address: an entry of the PLT that is not bound yet jumps there.
+                        _ => true,
+                    };
+                    if taken {
                         let edge = Edge::Taken(before.class);
                         found.push(Branch {
                             tsc,
@@ -220,6 +225,24 @@ mod tests {
                 (0x100b, 0, Edge::Leave(Exit::Syscall)),
                 (0, 0x100d, Edge::Enter),
                 (0x1004, 0x1000, taken(Class::Conditional)),
+            ],
+        );
+    }
+
+    #[test]
+    fn an_interrupt_after_a_branch_to_the_next_address() {
+        let at = |from| Record::Leave {
+            exit: Exit::Interrupt,
+            from,
+        };
+        check(
+            &[ran(1), at(0x100b), ran(0), at(0x1006)],
+            &[
+                (0, 0x1006, Edge::Enter),
+                (0x1006, 0x100b, Edge::Taken(CALL)),
+                (0x100b, 0, Edge::Leave(Exit::Interrupt)),
+                (0, 0x1000, Edge::Enter),
+                (0x1006, 0, Edge::Leave(Exit::Interrupt)),
             ],
         );
     }
