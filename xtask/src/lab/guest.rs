@@ -47,7 +47,7 @@ pub struct Plan {
 pub struct Plugin {
     pub library: PathBuf,
     pub labctl: PathBuf,
-    /// `ip=all`, `tnt=long`.
+    /// `ip=all`, `tnt=long`, `mtc=coarse`.
     pub options: Vec<String>,
 }
 
@@ -180,6 +180,14 @@ fn collect(folder: &Path) -> Result<Outcome> {
         );
     }
     fs::remove_file(&sent).context("failed to remove the guest's archive")?;
+    left(folder)
+}
+
+/// What an earlier run left in its folder.
+///
+/// # Errors
+/// If there is no whole run.
+pub fn left(folder: &Path) -> Result<Outcome> {
     let outcome = Outcome {
         code: 0,
         folder: folder.to_path_buf(),

@@ -6,10 +6,12 @@
 //!                                    └─▶ out/, truth.N ─▶ check (stock perf against the truth), ops
 //! ```
 
+mod accuracy;
 mod aux;
 mod capture;
 mod check;
 mod compare;
+mod decoded;
 mod guest;
 mod initramfs;
 mod libraries;
@@ -69,6 +71,9 @@ pub struct GuestArgs {
     /// Send TNT packets of up to 47 bits
     #[arg(long)]
     long_tnt: bool,
+    /// Offer only MTC period 9, so that time does not fill the buffers of a guest that is slower than its clock
+    #[arg(long)]
+    coarse_mtc: bool,
     /// Name of the run's folder in target/lab/run
     #[arg(long, default_value = "last")]
     name: String,
@@ -78,6 +83,8 @@ pub struct GuestArgs {
 enum What {
     /// Record a workload with stock perf, decode it with stock perf, compare every branch with the truth
     Check(check::Args),
+    /// Record every workload with exist, decode it, and compare each thread's branches with the truth
+    Accuracy(accuracy::Args),
     /// Make a small sample for tests of a workload: PT bytes and ground truth
     Capture(capture::Args),
     /// Count the writes of the tracer's control register, by way of recording
@@ -120,6 +127,14 @@ impl Lab {
         Ok(Self { root, packages, tools })
     }
 
+    /// What a run of this name left.
+    ///
+    /// # Errors
+    /// If there was none.
+    pub fn last(&self, name: &str) -> Result<Outcome> {
+        guest::left(&self.root.join("run").join(name))
+    }
+
     /// Runs a guest.
     ///
     /// # Errors
@@ -134,7 +149,11 @@ impl GuestArgs {
     /// The guest that these arguments mean, with a script.
     fn plan(&self, script: String, perf: bool) -> Plan {
         let built = |name: &str| process::workspace().join("target/release").join(name);
-        let options = [(self.all_ip_forms, "ip=all"), (self.long_tnt, "tnt=long")];
+        let options = [
+            (self.all_ip_forms, "ip=all"),
+            (self.long_tnt, "tnt=long"),
+            (self.coarse_mtc, "mtc=coarse"),
+        ];
         let plugin = Plugin {
             library: built("libexist_lab_plugin.so"),
             labctl: built("labctl"),
@@ -164,6 +183,7 @@ impl GuestArgs {
 pub fn run(args: &Args) -> Result<()> {
     match &args.what {
         Some(What::Check(args)) => check::run(args),
+        Some(What::Accuracy(args)) => accuracy::run(args),
         Some(What::Capture(args)) => capture::run(args),
         Some(What::Ops(args)) => ops::run(args),
         Some(What::Truth { name }) => print_truth(name),

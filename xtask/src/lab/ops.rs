@@ -1,12 +1,15 @@
 //! `cargo xtask lab ops`: how often the tracer's control register is written, for the same work recorded in different
 //! ways: stock perf per thread, per CPU and by cgroup, and ours. The counts are exact: the plugin sees every write.
 
-use anyhow::{Result, bail};
+use std::{collections::BTreeSet, path::PathBuf};
 
-use super::{
-    GuestArgs, Lab, truth,
-    workloads::{self, Workload},
+use anyhow::{Context, Result, bail};
+use exist_trace::file::{
+    Trace,
+    model::{ControlKind, SwitchOp},
 };
+
+use super::{GuestArgs, Lab, accuracy, guest::Outcome, truth, workloads};
 use crate::bench::{Report, Row};
 
 /// Arguments of `cargo xtask lab ops`.
@@ -14,81 +17,169 @@ use crate::bench::{Report, Row};
 pub struct Args {
     #[command(flatten)]
     guest: GuestArgs,
-    /// The workload of tests/lab/workloads
-    #[arg(long, default_value = "wakers")]
-    workload: String,
+    /// This exist, instead of building one
+    #[arg(long, value_name = "PATH")]
+    exist: Option<PathBuf>,
     /// Print one JSON object a row instead of a table
     #[arg(long)]
     json: bool,
 }
 
 /// A way to record, as a script for the guest; `{work}` stands for the command line of the work.
+#[derive(Clone, Copy)]
 struct Way {
     what: &'static str,
     script: &'static str,
 }
 
+const OURS: Way = Way {
+    what: "exist",
+    script: "exist record --pt on -o trace.exist -- {work}",
+};
+
 /// AUX large enough that no interrupt comes in between; interrupts are counted and subtracted from nothing.
-const WAYS: [Way; 3] = [
+const PEERS: [Way; 3] = [
     Way {
         what: "perf per thread",
-        script: "perf record -q -m ,64M -e intel_pt/mtc=0/u -o perf.data --per-thread {work}",
+        script: "perf record -q -m ,32M -e intel_pt/mtc=0/u -o perf.data --per-thread {work}",
     },
     Way {
         what: "perf per CPU",
-        script: "perf record -q -a -m ,64M -e intel_pt/mtc=0/u -o perf.data {work}",
+        script: "perf record -q -a -m ,32M -e intel_pt/mtc=0/u -o perf.data {work}",
     },
     Way {
         what: "perf by cgroup",
         script: "mkdir -p /sys/fs/cgroup/work; echo '#!/bin/sh\necho $$ > /sys/fs/cgroup/work/cgroup.procs\nexec \"$@\"' > /tmp/in; \
-                 chmod +x /tmp/in; perf record -q -a -m ,64M -e intel_pt/mtc=0/u -G work -o perf.data /tmp/in {work}",
+                 chmod +x /tmp/in; perf record -q -a -m ,32M -e intel_pt/mtc=0/u -G work -o perf.data /tmp/in {work}",
     },
 ];
 
+/// Work of a known number of switches: each turn is one wait and one wake of two threads.
+const SWITCHES: [u64; 2] = [100, 10_000];
+const THREADS: u64 = 2;
+
 /// What one way cost.
 struct Cost {
-    writes: u64,
-    interrupts: u64,
+    /// By CPU.
+    writes: Vec<u64>,
+    interrupts: Vec<u64>,
     switches: u64,
+}
+
+impl Cost {
+    fn writes(&self) -> u64 {
+        self.writes.iter().sum()
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "writes by CPU {:?}, performance interrupts {:?}, {} switches in the guest meanwhile",
+            self.writes, self.interrupts, self.switches
+        )
+    }
 }
 
 /// Runs `cargo xtask lab ops`.
 ///
 /// # Errors
-/// A recording that fails.
+/// A recording that fails; a row that is not ok.
 pub fn run(args: &Args) -> Result<()> {
     let lab = Lab::open()?;
-    let (program, workload) = workloads::build(&args.workload)?;
+    let (program, _) = workloads::build("wakers")?;
+    let exist = accuracy::exist(args.exist.as_deref())?;
     let mut guest = args.guest.clone();
-    guest.copy.push(program);
+    guest.copy.extend([program, exist]);
+    guest.coarse_mtc = true;
     let mut report = Report::new(args.json);
-    for way in WAYS {
-        let cost = measure(&lab, &guest, &way, &workload)?;
-        let note = format!(
-            "{} interrupts, {} switches in the guest meanwhile",
-            cost.interrupts, cost.switches
-        );
+    let mut counted = Vec::new();
+    for switches in SWITCHES {
+        let work = format!("/lab/bin/wakers {THREADS} {}", switches / THREADS);
+        let name = |way: Way| format!("ops-{}-{switches}", way.what.replace(' ', "-"));
+        let (cost, outcome) = measure(&lab, &guest, OURS, &work, &name(OURS))?;
+        let decoded = ops_of(&outcome.file("trace.exist")?)?;
+        let (ops, touched) = (decoded.ops, decoded.touched);
+        counted.push((ops, touched));
+        // One wait of each turn is left out when the wake comes first: so the kernel's own count stands beside it.
+        let what = |what: &str| format!("{what}, {switches} wakes");
         report.row(
-            Row::new(format!("RTIT_CTL writes, {}", way.what), "writes")
-                .peer(cost.writes as f64)
-                .note(note),
+            Row::new(what("control operations"), "ops")
+                .ours(ops as f64)
+                .must("2 for each CPU touched", ops == 2 * touched)
+                .note(format!(
+                    "{touched} CPUs touched, {} switches of the target",
+                    decoded.switches
+                )),
         );
+        let exact = cost
+            .writes
+            .iter()
+            .zip(&cost.interrupts)
+            .all(|(writes, interrupts)| *writes == 0 || (2 + interrupts..=2 + 2 * interrupts).contains(writes));
+        let few = cost.interrupts.iter().all(|interrupts| *interrupts <= 1);
+        report.row(
+            Row::new(what("RTIT_CTL writes, exist"), "writes")
+                .ours(cost.writes() as f64)
+                .must("2 a CPU and 1 or 2 an interrupt", exact)
+                .must("at most one interrupt a CPU", few)
+                .note(cost.text()),
+        );
+        for way in PEERS {
+            let (peer, _) = measure(&lab, &guest, way, &work, &name(way))?;
+            report.row(
+                Row::new(what(&format!("RTIT_CTL writes, {}", way.what)), "writes")
+                    .ours(cost.writes() as f64)
+                    .peer(peer.writes() as f64)
+                    .note(peer.text()),
+            );
+        }
     }
+    let [(few, few_cpus), (many, many_cpus)] = counted[..] else {
+        bail!("there are two amounts of work")
+    };
+    report.row(
+        Row::new("control operations, 10,000 wakes beside 100", "ops")
+            .ours(many as f64)
+            .must("as many for each CPU", many * few_cpus == few * many_cpus)
+            .note(format!("{many} on {many_cpus} CPUs, {few} on {few_cpus}")),
+    );
     if !report.finish() {
         bail!("a row is not ok");
     }
     Ok(())
 }
 
-fn measure(lab: &Lab, guest: &GuestArgs, way: &Way, workload: &Workload) -> Result<Cost> {
-    let work = format!("/lab/bin/{} {}", workload.name, workload.arguments.join(" "));
+/// What the trace file says of its own operations.
+struct Ops {
+    ops: u64,
+    touched: u64,
+    switches: usize,
+}
+
+fn ops_of(file: &[u8]) -> Result<Ops> {
+    let trace = Trace::read(file).context("failed to read the trace")?;
+    let done = trace.ops.iter().filter(|op| op.error.is_none());
+    let ops = done.filter(|op| matches!(op.kind, ControlKind::PtEnable | ControlKind::PtDisable));
+    let switches = trace.records.iter().filter(|record| record.op() == Some(SwitchOp::Out));
+    let cpus: BTreeSet<u16> = trace
+        .records
+        .iter()
+        .filter(|record| record.op() == Some(SwitchOp::In))
+        .map(|record| record.cpu)
+        .collect();
+    Ok(Ops {
+        ops: ops.count() as u64,
+        touched: cpus.len() as u64,
+        switches: switches.count(),
+    })
+}
+
+fn measure(lab: &Lab, guest: &GuestArgs, way: Way, work: &str, name: &str) -> Result<(Cost, Outcome)> {
     // The count of switches is the kernel's own.
     let script = format!(
         "grep ctxt /proc/stat > before\n{}; code=$?\ngrep ctxt /proc/stat > after\nexit $code\n",
-        way.script.replace("{work}", &work)
+        way.script.replace("{work}", work)
     );
-    let name = format!("ops-{}", way.what.replace(' ', "-"));
-    let outcome = lab.run(&guest.plan(script, true), &name)?;
+    let outcome = lab.run(&guest.plan(script, true), name)?;
     if outcome.code != 0 {
         bail!(
             "{} ended with {} in the guest: {}",
@@ -106,21 +197,21 @@ fn measure(lab: &Lab, guest: &GuestArgs, way: &Way, workload: &Workload) -> Resu
             .unwrap_or(0))
     };
     let mut cost = Cost {
-        writes: 0,
-        interrupts: 0,
+        writes: Vec::new(),
+        interrupts: Vec::new(),
         switches: count("after")?.saturating_sub(count("before")?),
     };
     for bytes in outcome.truths(guest.cpus)? {
         let summary = truth::summary(&bytes)?;
-        cost.writes += summary.rtit_writes.len() as u64;
-        cost.interrupts += summary.interrupts;
+        cost.writes.push(summary.rtit_writes.len() as u64);
+        cost.interrupts.push(summary.interrupts);
     }
-    if cost.writes == 0 {
+    if cost.writes() == 0 {
         bail!(
             "{} never enabled the tracer: {}",
             way.what,
             outcome.text("stderr")?.trim()
         );
     }
-    Ok(cost)
+    Ok((cost, outcome))
 }

@@ -1,7 +1,8 @@
 //! labctl: takes a command inside a lab guest, says it to the plugin by a CPUID leaf that no processor has.
 //!
 //! `labctl setup` tells where the kernel keeps `current`; `on` (or `traced`: only while PT is on) and `off` bound the
-//! ground truth, `run COMMAND…` puts them around a command; `ovf BYTES` loses that many bytes of packets on every CPU that traces; `mark NUMBER` leaves a mark.
+//! ground truth, `run COMMAND…` puts them around a command; `ovf BYTES` loses that many bytes of packets on every CPU that traces; `mark NUMBER` leaves a mark; `clock COUNT` reads CLOCK_MONOTONIC once a millisecond and
+//! marks what it read, each time after the TSC that the reading was made of.
 
 mod btf;
 
@@ -40,7 +41,8 @@ fn run() -> Result<ExitCode> {
         "off" => say(2, 0),
         "ovf" => say(5, number()?),
         "mark" => say(6, number()?),
-        _ => bail!("labctl: setup, on, traced, off, run COMMAND…, ovf BYTES, mark NUMBER"),
+        "clock" => clock(number()?),
+        _ => bail!("labctl: setup, on, traced, off, run COMMAND…, ovf BYTES, mark NUMBER, clock COUNT"),
     }?;
     Ok(ExitCode::SUCCESS)
 }
@@ -57,6 +59,17 @@ fn around(command: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::from(
         status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1),
     ))
+}
+
+/// The reading is made of one RDTSC in the vDSO, which the truth knows as the cut before the mark.
+fn clock(count: u32) -> Result<()> {
+    for _ in 0..count {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        say(6, ns as u32)?;
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// One request. Fails where there is no lab.
