@@ -47,6 +47,8 @@ pub struct Args {
 
 /// The most that may be lost of the branches that ran while the tracer was on, percent.
 const MOST_LOST: f64 = 0.1;
+/// Fewer branches than this prove nothing: the program was over before the tracer was enabled.
+const ENOUGH: usize = 5_000;
 /// The most that switch records and packets may be apart, microseconds at p99.9.
 const MOST_APART_US: f64 = 2.0;
 
@@ -80,49 +82,49 @@ const CASES: [Case; 8] = [
     Case {
         what: "C, one thread",
         workload: "single",
-        arguments: &["50"],
+        arguments: &["4000"],
         time: MtcPeriods::Coarse,
         beside: "",
     },
     Case {
         what: "C, threads",
         workload: "threads",
-        arguments: &["4", "120"],
+        arguments: &["4", "600"],
         time: MtcPeriods::Coarse,
         beside: "",
     },
     Case {
         what: "C++, exceptions, virtual calls, signals, longjmp",
         workload: "objects",
-        arguments: &["24"],
+        arguments: &["60"],
         time: MtcPeriods::Coarse,
         beside: "",
     },
     Case {
         what: "Rust, threads and channels",
         workload: "channels",
-        arguments: &["120"],
+        arguments: &["300"],
         time: MtcPeriods::All,
         beside: "",
     },
     Case {
         what: "libraries and vDSO",
         workload: "libraries",
-        arguments: &["40"],
+        arguments: &["200"],
         time: MtcPeriods::Coarse,
         beside: "",
     },
     Case {
         what: "fork and exec",
         workload: "family",
-        arguments: &["5"],
+        arguments: &["20"],
         time: MtcPeriods::Coarse,
         beside: "",
     },
     Case {
         what: "20 threads that wake each other",
         workload: "wakers",
-        arguments: &["20", "20"],
+        arguments: &["20", "80"],
         time: MtcPeriods::All,
         beside: "",
     },
@@ -315,6 +317,7 @@ fn compare(case: &Case, outcome: &Outcome, args: &Args, report: &mut Report) -> 
         Row::new(format!("{}: differences", case.what), "branches")
             .ours(sum.different as f64)
             .at_most(0.0)
+            .must("enough ran traced", sum.ran >= ENOUGH)
             .note(note),
     );
     // What the lab loses on purpose is no loss of ours, but it has to be in the file.

@@ -124,13 +124,12 @@ pub fn run(args: &Args) -> Result<()> {
                 .note(cost.text()),
         );
         for way in PEERS {
-            let (peer, _) = measure(&lab, &guest, way, &work, &name(way))?;
-            report.row(
-                Row::new(what(&format!("RTIT_CTL writes, {}", way.what)), "writes")
-                    .ours(cost.writes() as f64)
-                    .peer(peer.writes() as f64)
-                    .note(peer.text()),
-            );
+            let row = Row::new(what(&format!("RTIT_CTL writes, {}", way.what)), "writes").ours(cost.writes() as f64);
+            report.row(match measure(&lab, &guest, way, &work, &name(way)) {
+                Ok((peer, _)) => row.peer(peer.writes() as f64).note(peer.text()),
+                // What the peer cannot do is no fault of ours.
+                Err(error) => row.note(format!("{error:#}").replace('\n', " ")),
+            });
         }
     }
     let [(few, few_cpus), (many, many_cpus)] = counted[..] else {
