@@ -15,8 +15,8 @@ words! {
         tgid,
         /// Whether the `sched_switch` tracepoint has the argument `prev_state` (since 5.18).
         has_prev_state,
-        /// A shard ring that holds more bytes than this asks to be drained.
-        ring_high_bytes,
+        /// Room of a CPU's ring, in records: a power of two.
+        ring_records,
 
         /// `task_struct.pid`: what users call the thread.
         task_pid,

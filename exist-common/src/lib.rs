@@ -9,6 +9,7 @@
 mod frozen;
 mod notice;
 mod record;
+pub mod ring;
 mod state;
 mod words;
 

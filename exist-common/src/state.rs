@@ -41,6 +41,8 @@ words! {
         produced,
         /// Records dropped because the CPU's ring was full, or there was none.
         dropped,
+        /// Records whose room user space had given back when this CPU last looked.
+        read,
         /// Time that the target ran here, up to the last `Out`.
         on_cpu_ns,
         /// Time of the last record.

@@ -1,12 +1,12 @@
 //! The BPF programs of exist: one file for each family of hooks.
 //!
 //! Takes: the kernel's tracepoints, and what user space froze ([`frozen`]) and keeps ([`maps::CONTROL`],
-//! [`maps::TARGETS`]). Gives: records in the shard rings, notices, counters for each CPU. Refuses: to read
+//! [`maps::TARGETS`]). Gives: records in the rings of the CPUs, notices, counters for each CPU. Refuses: to read
 //! anything of a task before it is known to be the target's, but for its cgroup and number.
 //!
 //! What may interleave on one CPU. The kernel runs tracepoint programs with preemption off, and the
 //! scheduler's with interrupts off; `snapshot` comes as an interrupt from another CPU. So `sched_switch` and
-//! `snapshot`, the only writers of a CPU's state and shard ring, never meet there, and need no atomics.
+//! `snapshot`, the only writers of a CPU's state and ring, never meet there, and need no atomics.
 //! Records of life have a ring of their own.
 #![no_std]
 #![no_main]

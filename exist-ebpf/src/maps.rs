@@ -1,18 +1,17 @@
 //! The maps. Their sizes here are the least; user space sets them at load.
 
 use aya_ebpf::{
-    btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, PerCpuArray, RingBuf},
+    bindings::BPF_F_MMAPABLE,
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
     macros::btf_map,
 };
-use exist_common::{Control, CpuState, Notice, Record};
+use exist_common::{Control, CpuState, Notice, Record, ring::Slot};
 
-/// A ring of one page: what the kernel takes as the least, and what makes the type of every inner ring.
-pub type ShardRing = RingBuf<Record, 4096>;
-
-/// One ring for each possible CPU, put in by user space: a switch is written without a lock that another
-/// CPU holds, and a busy CPU cannot take the room of a quiet one.
+/// One ring for each possible CPU, see [`exist_common::ring`]: a switch is written without a lock that another CPU holds,
+/// and a busy CPU cannot take the room of a quiet one. One array and not a map of maps, because the kernel compiles the
+/// look-up of an array into a few instructions, and that of an inner map into a call.
 #[btf_map]
-pub static RINGS: ArrayOfMaps<ShardRing, 1> = ArrayOfMaps::new();
+pub static RINGS: Array<Slot, 1, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 /// Records of life (fork, exec, exit, attach): rare, so one ring.
 #[btf_map]

@@ -8,7 +8,7 @@ use crate::{
     emit,
     maps::{CONTROL, CPUS, MOVES},
     target,
-    task::Task,
+    task::{Task, UserIp},
 };
 
 /// The kernel's half of the epoch: moves that it made.
@@ -79,14 +79,14 @@ impl Running {
         let since = if ran < now { now - ran } else { now };
         let at = self.not_before_last(since);
         if self.cpu.target != 0 {
-            let slot = emit::reserve::<1>();
-            let record = self.goes_out(None, at, flags::MISSED, 0);
-            emit::write(self.cpu, slot, [record]);
+            let room = emit::reserve::<1>(self.cpu);
+            let record = self.goes_out(UserIp::UNKNOWN, at, flags::MISSED, 0);
+            emit::write(self.cpu, room, [record]);
         }
         if target::judge(task, self.targets_epoch) {
-            let slot = emit::reserve::<1>();
-            let record = self.comes_in(task, at, flags::MISSED);
-            emit::write(self.cpu, slot, [record]);
+            let room = emit::reserve::<1>(self.cpu);
+            let record = self.comes_in(task, task.user_ip(), at, flags::MISSED);
+            emit::write(self.cpu, room, [record]);
         }
     }
 
@@ -104,13 +104,13 @@ impl Running {
             return;
         }
         let at = self.not_before_last(at);
-        let slot = emit::reserve::<1>();
+        let room = emit::reserve::<1>(self.cpu);
         let record = if is {
-            self.comes_in(task, at, why)
+            self.comes_in(task, task.user_ip(), at, why)
         } else {
-            self.goes_out(Some(task), at, why, 0)
+            self.goes_out(task.user_ip(), at, why, 0)
         };
-        emit::write(self.cpu, slot, [record]);
+        emit::write(self.cpu, room, [record]);
     }
 
     /// A CPU's records never go back in time: what is told late came after the last that was told.
@@ -121,22 +121,22 @@ impl Running {
 
     /// The target's task comes in. First things first: if it is the first on this CPU in the period, user space is told.
     #[inline(always)]
-    pub fn comes_in(&mut self, task: Task, at: u64, why: u8) -> Record {
+    pub fn comes_in(&mut self, task: Task, ip: UserIp, at: u64, why: u8) -> Record {
         let running = task.pid_tid();
         self.cpu.target = 1;
         self.cpu.running = running;
         self.cpu.since_ns = at;
         self.note_seen(at);
-        self.record(Some(task), at, Op::In, why, 0)
+        self.record(ip, at, Op::In, why, 0)
     }
 
     /// The target's task goes out. It has the number that it came in with: a thread that executes a program takes
     /// its process's number, and its records must pair.
     #[inline(always)]
-    pub fn goes_out(&mut self, task: Option<Task>, at: u64, why: u8, state: u16) -> Record {
+    pub fn goes_out(&mut self, ip: UserIp, at: u64, why: u8, state: u16) -> Record {
         self.cpu.target = 0;
         self.cpu.on_cpu_ns += at - self.cpu.since_ns;
-        self.record(task, at, Op::Out, why, state)
+        self.record(ip, at, Op::Out, why, state)
     }
 
     /// Tells user space if this is the first time in the period that the target is on this CPU.
@@ -152,12 +152,7 @@ impl Running {
     }
 
     #[inline(always)]
-    fn record(&mut self, task: Option<Task>, at: u64, op: Op, why: u8, state: u16) -> Record {
-        let (ip, why) = match task.map(Task::user_ip) {
-            Some(Some(ip)) => (ip, why),
-            Some(None) => (0, why | flags::KERNEL),
-            None => (0, why),
-        };
+    fn record(&mut self, UserIp { ip, flags }: UserIp, at: u64, op: Op, why: u8, state: u16) -> Record {
         let seq = self.cpu.produced as u16;
         self.cpu.produced += 1;
         self.cpu.last_ns = at;
@@ -168,7 +163,7 @@ impl Running {
             tid: self.cpu.running as u32,
             cpu: emit::cpu_number() as u16,
             op: op as u8,
-            flags: why,
+            flags: why | flags,
             state,
             seq,
         }

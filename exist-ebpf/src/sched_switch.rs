@@ -27,36 +27,44 @@ pub fn sched_switch(ctx: BtfTracePointContext) -> i32 {
     match (leaves, enters) {
         (false, false) => {}
         (true, true) => {
-            let slot = emit::reserve::<2>();
+            let room = emit::reserve::<2>(here.cpu);
+            let (left, resumes) = (prev.user_ip(), next.user_ip());
+            let (why, state) = reason(&ctx, prev);
             let now = emit::now_ns();
-            let records = [out(&mut here, &ctx, prev, now), here.comes_in(next, now, 0)];
-            emit::write(here.cpu, slot, records);
+            let records = [
+                here.goes_out(left, now, why, state),
+                here.comes_in(next, resumes, now, 0),
+            ];
+            emit::write(here.cpu, room, records);
         }
         (true, false) => {
-            let slot = emit::reserve::<1>();
-            let record = out(&mut here, &ctx, prev, emit::now_ns());
-            emit::write(here.cpu, slot, [record]);
+            let room = emit::reserve::<1>(here.cpu);
+            let left = prev.user_ip();
+            let (why, state) = reason(&ctx, prev);
+            let record = here.goes_out(left, emit::now_ns(), why, state);
+            emit::write(here.cpu, room, [record]);
         }
         (false, true) => {
-            let slot = emit::reserve::<1>();
-            let record = here.comes_in(next, emit::now_ns(), 0);
-            emit::write(here.cpu, slot, [record]);
+            let room = emit::reserve::<1>(here.cpu);
+            let resumes = next.user_ip();
+            let record = here.comes_in(next, resumes, emit::now_ns(), 0);
+            emit::write(here.cpu, room, [record]);
         }
     }
     0
 }
 
+/// Flags and state of the record of the task that goes out.
 #[inline(always)]
-fn out(here: &mut Running, ctx: &BtfTracePointContext, prev: Task, now: u64) -> exist_common::Record {
+fn reason(ctx: &BtfTracePointContext, prev: Task) -> (u8, u16) {
     let preempted = argument(ctx, 0) & 0xff != 0;
     // As the kernel's own trace and its counters of switches take it (`__schedule`): a preempted task is runnable
     // whatever state it was about to enter.
-    let (why, state) = if preempted {
+    if preempted {
         (flags::PREEMPT, 0)
     } else if frozen!(has_prev_state) != 0 {
         (0, argument(ctx, 3) as u16)
     } else {
         (0, prev.state() as u16)
-    };
-    here.goes_out(Some(prev), now, why, state)
+    }
 }

@@ -31,9 +31,9 @@ fn end(task: Task) {
     if here.cpu.target != 0 {
         let end = here.control.end_ns;
         let at = if end > here.cpu.last_ns { end } else { here.cpu.last_ns };
-        let slot = emit::reserve::<1>();
-        let record = here.goes_out(Some(task), at, flags::END, 0);
-        emit::write(here.cpu, slot, [record]);
+        let room = emit::reserve::<1>(here.cpu);
+        let record = here.goes_out(task.user_ip(), at, flags::END, 0);
+        emit::write(here.cpu, room, [record]);
     }
     here.cpu.epoch = 0;
 }

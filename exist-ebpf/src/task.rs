@@ -10,6 +10,7 @@ use aya_ebpf::{
     helpers::{bpf_get_current_task_btf, bpf_task_pt_regs},
     programs::BtfTracePointContext,
 };
+use exist_common::flags;
 
 use crate::frozen::frozen;
 
@@ -105,20 +106,37 @@ impl Task {
         sum - before
     }
 
-    /// Where it left user mode, or will resume; `None` for one that has no user mode: a kernel thread, and a worker that a
-    /// process has in the kernel, whose instruction pointer `copy_thread` sets to 0.
+    /// Where it left user mode, or will resume.
     #[inline(always)]
-    pub fn user_ip(self) -> Option<u64> {
+    pub fn user_ip(self) -> UserIp {
         // SAFETY: a task is typed.
         let task_flags: u32 = unsafe { load(self.0, frozen!(task_flags)) };
         if task_flags & PF_KTHREAD != 0 {
-            return None;
+            return UserIp::NONE;
         }
         // SAFETY: the helper takes a task and gives typed registers.
         let ip: u64 = unsafe {
             let regs = bpf_task_pt_regs(self.0.cast_mut().cast()) as *const c_void;
             load(regs, frozen!(regs_ip))
         };
-        (ip != 0).then_some(ip)
+        if ip == 0 { UserIp::NONE } else { UserIp { ip, flags: 0 } }
     }
+}
+
+/// A user-mode instruction pointer as a record tells it.
+#[derive(Clone, Copy)]
+pub struct UserIp {
+    pub ip: u64,
+    pub flags: u8,
+}
+
+impl UserIp {
+    /// Of a task that has no user mode: a kernel thread, and a worker that a process has in the kernel, whose instruction
+    /// pointer `copy_thread` sets to 0.
+    const NONE: Self = Self {
+        ip: 0,
+        flags: flags::KERNEL,
+    };
+    /// Nobody can say.
+    pub const UNKNOWN: Self = Self { ip: 0, flags: 0 };
 }

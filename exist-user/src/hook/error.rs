@@ -33,6 +33,9 @@ pub enum HookError {
     /// A kernel that was built without this controller.
     #[error("cgroup controller {0} is not one of this kernel's")]
     NoController(String),
+    /// The rings together have more slots than a map can.
+    #[error("rings of {ring_bytes} bytes on {cpus} CPUs are more than a BPF map holds; make them smaller")]
+    RingsTooLarge { ring_bytes: u32, cpus: u32 },
     /// The kernel refused a program or a map for want of privilege.
     #[error("{what} was not permitted; run as root, or with CAP_BPF, CAP_PERFMON and CAP_SYS_RESOURCE ({why})")]
     NotPermitted { what: String, why: String },

@@ -19,8 +19,8 @@ pub struct Choice<'a> {
     pub hierarchy: &'a Hierarchy,
     /// Only this process, wherever it is.
     pub only_pid: Option<u32>,
-    /// High mark of a shard ring.
-    pub ring_high_bytes: u32,
+    /// Room of a CPU's ring: a power of two.
+    pub ring_records: u32,
 }
 
 /// Offsets on the kernel with these types.
@@ -52,7 +52,7 @@ pub fn frozen(btf: &Btf, choice: Choice<'_>) -> Result<Frozen, HookError> {
         hierarchy_id,
         tgid: choice.only_pid.unwrap_or(0),
         has_prev_state: u32::from(has_prev_state),
-        ring_high_bytes: choice.ring_high_bytes,
+        ring_records: choice.ring_records,
         task_pid: btf.offset("task_struct", "pid")?,
         task_tgid: btf.offset("task_struct", "tgid")?,
         task_flags: btf.offset("task_struct", "flags")?,

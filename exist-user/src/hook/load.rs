@@ -1,13 +1,13 @@
 //! Loads the BPF programs: the object, the kernel's types and what was asked, to programs in the kernel, not attached yet.
 
-use std::io;
+use std::{io, os::fd::AsFd};
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{Array, ArrayOfMaps, HashMap, Map, MapData, PerCpuArray},
+    maps::{Array, HashMap, Map, MapData, PerCpuArray},
     programs::{BtfTracePoint, RawTracePoint},
 };
-use exist_common::{Control, CpuState};
+use exist_common::{Control, CpuState, RECORD_BYTES, ring};
 
 use super::{
     HookError, HookOptions, ProgramStats,
@@ -17,7 +17,7 @@ use super::{
     object::OBJECT,
     warnings::{self, Warnings},
 };
-use crate::sys::bpf_ring::BpfRing;
+use crate::sys::{bpf_ring::BpfRing, cpu_ring::CpuRing};
 
 /// Room for notices: one for each CPU and period, and what moves.
 const NOTICES_BYTES: u32 = 64 << 10;
@@ -40,7 +40,7 @@ pub struct Loaded {
     pub cpus: PerCpuArray<MapData, [u64; CpuState::WORDS]>,
     pub targets: HashMap<MapData, u64, u32>,
     /// A ring for each possible CPU, ascending.
-    pub rings: Vec<(u32, BpfRing)>,
+    pub rings: Vec<(u32, CpuRing)>,
     pub life: BpfRing,
     pub notices: BpfRing,
     pub warnings: Warnings,
@@ -61,13 +61,15 @@ pub fn kernel_btf() -> Result<Btf, HookError> {
 /// See [`HookError`].
 pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
     let object = OBJECT.ok_or(HookError::NoObject)?;
-    let ring_bytes = options.ring_bytes.get().next_power_of_two();
+    let ring_records = (options.ring_bytes.get() / RECORD_BYTES as u32)
+        .max(ring::LEAST_RECORDS)
+        .next_power_of_two();
     let frozen = layout::frozen(
         &kernel_btf()?,
         Choice {
             hierarchy: &options.hierarchy,
             only_pid: options.only_pid.map(|pid| pid.0),
-            ring_high_bytes: ring_bytes / 2,
+            ring_records,
         },
     )?
     .to_words();
@@ -77,11 +79,17 @@ pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
         source,
     })?;
     let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
-    let life_bytes = ring_bytes.clamp(256 << 10, 1 << 20);
+    let slots = ring::stride(ring_records)
+        .checked_mul(cpus)
+        .ok_or(HookError::RingsTooLarge {
+            ring_bytes: options.ring_bytes.get(),
+            cpus,
+        })?;
+    let life_bytes = options.ring_bytes.get().next_power_of_two().clamp(256 << 10, 1 << 20);
     let mut ebpf = EbpfLoader::new()
         .btf(Some(&kernel))
         .override_global("FROZEN", &frozen[..], true)
-        .map_max_entries("RINGS", cpus)
+        .map_max_entries("RINGS", slots)
         .map_max_entries("LIFE", life_bytes)
         .map_max_entries("NOTICES", NOTICES_BYTES)
         .map_max_entries(warnings::MAP, warnings::BYTES)
@@ -108,9 +116,9 @@ pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
         control: take(&mut ebpf, "CONTROL")?,
         cpus: take(&mut ebpf, "CPUS")?,
         targets: take(&mut ebpf, "TARGETS")?,
-        rings: rings(&mut ebpf, cpus, ring_bytes)?,
-        life: ring(&mut ebpf, "LIFE", life_bytes)?,
-        notices: ring(&mut ebpf, "NOTICES", NOTICES_BYTES)?,
+        rings: rings(&ebpf, cpus, ring_records)?,
+        life: bpf_ring(&mut ebpf, "LIFE", life_bytes)?,
+        notices: bpf_ring(&mut ebpf, "NOTICES", NOTICES_BYTES)?,
         warnings: Warnings::new(&mut ebpf)?,
         programs,
         ebpf,
@@ -150,23 +158,23 @@ fn take<T: TryFrom<Map>>(ebpf: &mut Ebpf, name: &str) -> Result<T, HookError> {
     T::try_from(map).map_err(|_| stale(name))
 }
 
-/// Makes a ring for each possible CPU and puts it into the map of rings. One that is offline gets one too: it may come.
-fn rings(ebpf: &mut Ebpf, cpus: u32, bytes: u32) -> Result<Vec<(u32, BpfRing)>, HookError> {
-    let mut outer: ArrayOfMaps<MapData, MapData> = take(ebpf, "RINGS")?;
+/// Maps the ring of each possible CPU. One that is offline has one too: it may come.
+fn rings(ebpf: &Ebpf, cpus: u32, records: u32) -> Result<Vec<(u32, CpuRing)>, HookError> {
+    let Some(Map::Array(data)) = ebpf.map("RINGS") else {
+        return Err(stale("RINGS"));
+    };
     (0..cpus)
         .map(|cpu| {
-            let what = || format!("make a ring of {} KiB for CPU {cpu}", bytes >> 10);
-            let ring = BpfRing::create(bytes).map_err(|source| HookError::Io { what: what(), source })?;
-            let inner = duplicate(&ring)
-                .and_then(|fd| MapData::from_fd(fd).map_err(io::Error::other))
-                .map_err(|source| HookError::Io { what: what(), source })?;
-            outer.set(cpu, &inner, 0).map_err(|e| HookError::load(what(), &e))?;
+            let ring = CpuRing::map(data.fd().as_fd(), cpu, records).map_err(|source| HookError::Io {
+                what: format!("map the ring of CPU {cpu}, {records} records"),
+                source,
+            })?;
             Ok((cpu, ring))
         })
         .collect()
 }
 
-fn ring(ebpf: &mut Ebpf, name: &str, bytes: u32) -> Result<BpfRing, HookError> {
+fn bpf_ring(ebpf: &mut Ebpf, name: &str, bytes: u32) -> Result<BpfRing, HookError> {
     let Some(Map::RingBuf(data)) = ebpf.take_map(name) else {
         return Err(stale(name));
     };
@@ -178,7 +186,7 @@ fn ring(ebpf: &mut Ebpf, name: &str, bytes: u32) -> Result<BpfRing, HookError> {
         })
 }
 
-fn duplicate(fd: &impl std::os::fd::AsFd) -> io::Result<std::os::fd::OwnedFd> {
+fn duplicate(fd: &impl AsFd) -> io::Result<std::os::fd::OwnedFd> {
     fd.as_fd().try_clone_to_owned()
 }
 

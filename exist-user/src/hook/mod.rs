@@ -25,10 +25,11 @@ mod warnings;
 use std::{
     num::{NonZero, NonZeroU32},
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    sync::atomic::{Ordering, fence},
 };
 
 use aya::programs::{RawTracePointRunOptions, TestRun};
-use exist_common::{Control, CpuState};
+use exist_common::{Control, CpuState, Record, ring};
 pub use exist_common::{Notice, NoticeKind};
 use exist_trace::{
     file::model::CpuCounters,
@@ -47,11 +48,7 @@ use self::{
     rings::{Shard, other_losses},
     warnings::Warnings,
 };
-use crate::sys::{
-    bpf_ring::{BpfRing, RingDrained},
-    cgroupfs::Hierarchy,
-    clock, cpu,
-};
+use crate::sys::{bpf_ring::BpfRing, cgroupfs::Hierarchy, clock, cpu, cpu_ring::RingDrained};
 
 /// What is asked of the hook.
 #[derive(Clone, Debug)]
@@ -60,14 +57,14 @@ pub struct HookOptions {
     pub hierarchy: Hierarchy,
     /// Only threads of this process (initial PID namespace), in whatever cgroup.
     pub only_pid: Option<Pid>,
-    /// Bytes of each CPU's ring, rounded up to a power of two; a switch takes 40, or 36 as one of two.
+    /// Bytes of each CPU's ring, rounded up to a power of two; a record takes 32.
     pub ring_bytes: NonZeroU32,
     /// How many cgroups the target may have.
     pub max_cgroups: NonZeroU32,
 }
 
 impl HookOptions {
-    /// A CPU's ring, when no more is asked: room for 200,000 records, a second and more of the fastest pipe. On nodes with
+    /// A CPU's ring, when no more is asked: room for 262,144 records, a second and more of the fastest pipe. On nodes with
     /// many CPUs less, as long as all of them together would take more than [`Self::DEFAULT_TOTAL_BYTES`].
     pub const DEFAULT_RING_BYTES: u32 = 8 << 20;
     /// What all default rings together take at the most.
@@ -297,10 +294,12 @@ impl Hook {
     /// [`HookError::Load`] when records were lost and the counters cannot be read.
     pub fn drain(&mut self, mut sink: impl FnMut(Event)) -> Result<Drained, HookError> {
         let mut drained = Drained {
-            complete_to: MonoNs(clock::mono_ns()),
+            complete_to: MonoNs(clock::mono_ns().saturating_sub(ring::STORE_NS)),
             ..Drained::default()
         };
-        drained.fill = self.shards.iter().map(Shard::fill).fold(0.0, f32::max);
+        // The clock first, then the rings.
+        fence(Ordering::SeqCst);
+        drained.fill = self.shards.iter().map(|s| s.ring.fill()).fold(0.0, f32::max);
         // Records are dropped only when a ring is full, so seldom; then the counters are read before room is given back.
         let states = if drained.fill > NEARLY_FULL {
             self.states()?
@@ -308,8 +307,8 @@ impl Hook {
             Vec::new()
         };
         for (index, shard) in self.shards.iter_mut().enumerate() {
-            let RingDrained { bytes, unfinished } = shard.drain(&mut sink);
-            drained.bytes += bytes;
+            let RingDrained { records, unfinished } = shard.drain(&mut sink);
+            drained.records += records;
             if unfinished {
                 drained.complete_to = drained.complete_to.min(shard.tally.last());
             }
@@ -317,10 +316,13 @@ impl Hook {
                 shard.tally.know(state.dropped);
             }
         }
-        let life = self
-            .life
-            .drain(|item| rings::records(item).for_each(|r| sink(Event::Record(r))));
-        drained.bytes += life.bytes;
+        self.life.drain(|item| {
+            // The programs write nothing else, so nothing is left out here.
+            if let Ok(record) = Record::from_bytes(item) {
+                drained.records += 1;
+                sink(Event::Record(record));
+            }
+        });
         Ok(drained)
     }
 

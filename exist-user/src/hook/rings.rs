@@ -7,7 +7,7 @@ use exist_trace::{
 };
 
 use super::tally::{Gap, Tally};
-use crate::sys::bpf_ring::{BpfRing, RingDrained};
+use crate::sys::cpu_ring::{CpuRing, RingDrained};
 
 /// What the hook gives.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,8 +22,8 @@ pub enum Event {
 /// What a drain moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Drained {
-    /// Bytes of the rings that were freed.
-    pub bytes: u64,
+    /// Records of switches and of life.
+    pub records: u64,
     /// How full the fullest ring was, from 0 to 1: what an adaptive timer goes by.
     pub fill: f32,
     /// Every record stamped before this has been given by now, but for synthetic ones.
@@ -34,13 +34,13 @@ pub struct Drained {
 #[derive(Debug)]
 pub struct Shard {
     pub cpu: u32,
-    pub ring: BpfRing,
+    pub ring: CpuRing,
     /// What it has lost.
     pub tally: Tally,
 }
 
 impl Shard {
-    pub const fn new(cpu: u32, ring: BpfRing, start: MonoNs) -> Self {
+    pub const fn new(cpu: u32, ring: CpuRing, start: MonoNs) -> Self {
         Self {
             cpu,
             ring,
@@ -48,17 +48,13 @@ impl Shard {
         }
     }
 
-    /// How full the ring is, from 0 to 1.
-    pub fn fill(&self) -> f32 {
-        self.ring.pending_bytes() as f32 / self.ring.data_bytes() as f32
-    }
-
     /// Gives the records, then the losses between them.
     pub fn drain(&mut self, sink: &mut impl FnMut(Event)) -> RingDrained {
         let Self { ring, tally, .. } = self;
         let mut gaps = Vec::new();
-        let drained = ring.drain(|item| {
-            for record in records(item) {
+        let drained = ring.drain(|bytes| {
+            // The programs write nothing else, so nothing is left out here.
+            if let Ok(record) = Record::from_bytes(bytes) {
                 gaps.extend(tally.record(record.seq, MonoNs(record.time_ns)));
                 sink(Event::Record(record));
             }
@@ -93,13 +89,6 @@ impl Shard {
             ),
         }
     }
-}
-
-/// The records of an item: one, or two of one switch.
-pub fn records(item: &[u8]) -> impl Iterator<Item = Record> {
-    // The programs write nothing else, so nothing is left out here.
-    item.chunks_exact(RECORD_BYTES)
-        .filter_map(|bytes| Record::from_bytes(bytes).ok())
 }
 
 /// Losses that belong to no ring of switches: records of life, cgroups that did not fit, notices. `told` is what was told before.

@@ -2,11 +2,13 @@
 //!
 //! Takes: paths, IDs, descriptors. Gives: plain data and owners that release on drop. Refuses: to decide anything.
 
+pub mod bpf_map;
 pub mod bpf_ring;
 pub mod cgroupfs;
 pub mod child;
 pub mod clock;
 pub mod cpu;
+pub mod cpu_ring;
 pub mod memlock;
 pub mod memory;
 pub mod perf;
