@@ -2,7 +2,7 @@
 //!
 //! The kernel slews CLOCK_MONOTONIC against the TSC (by up to 500 ppm, `MAXFREQ` in include/linux/timex.h, changing at
 //! any time), so one offset and one rate are not enough. Both clocks were read together now and then; between two
-//! readings the conversion is linear, and its error is stated:
+//! readings the conversion is linear (in two pieces where the rate is seen to change), and its error is stated:
 //!
 //! ```text
 //!   tsc ▲            ┌ tsc_after                     the width of the readings on both sides
@@ -104,12 +104,9 @@ impl ClockMap {
         if rising.is_empty() || rising.len() == 1 && tsc_khz == 0 {
             return None;
         }
-        let bends = bends(&rising);
-        Some(Self {
-            knots: rising,
-            bends,
-            tsc_khz,
-        })
+        let knots = with_knees(&rising);
+        let bends = bends(&knots);
+        Some(Self { knots, bends, tsc_khz })
     }
 
     /// CLOCK_MONOTONIC when the TSC was `tsc`. Rises with it.
@@ -172,6 +169,45 @@ impl ClockMap {
             .saturating_add(neighbour)
             .saturating_add(u64::try_from(drift).unwrap_or(u64::MAX))
     }
+}
+
+/// Adds the points where the rate changed between two readings: where the line before meets the line after, if they
+/// differ by more than the readings' own errors can make them.
+fn with_knees(knots: &[Knot]) -> Vec<Knot> {
+    let slope = |a: Knot, b: Knot| (b.tsc - a.tsc) as f64 / (b.mono - a.mono) as f64;
+    let mut out: Vec<Knot> = Vec::with_capacity(knots.len());
+    for (at, knot) in knots.iter().enumerate() {
+        out.push(*knot);
+        let around = (
+            at.checked_sub(1).and_then(|i| knots.get(i)),
+            knots.get(at + 1),
+            knots.get(at + 2),
+        );
+        let (Some(first), Some(next), Some(last)) = around else {
+            continue;
+        };
+        let (before, after) = (slope(*first, *knot), slope(*next, *last));
+        let (ns, ticks) = (next.mono - knot.mono, next.tsc - knot.tsc);
+        // How far the line before misses the next reading, and what all four readings can make of it.
+        let miss = ticks as f64 - before * ns as f64;
+        let error = knot.error.max(next.error).max(first.error).max(last.error);
+        if miss.abs() <= 2.0 * error.max(1) as f64 {
+            continue;
+        }
+        let until = (ticks as f64 - after * ns as f64) / (before - after);
+        if !(until.is_finite() && until > ns as f64 / 64.0 && until < ns as f64 * 63.0 / 64.0) {
+            continue;
+        }
+        let knee = Knot {
+            mono: knot.mono + until as u64,
+            tsc: knot.tsc + (before * until) as u64,
+            error: error.saturating_mul(4),
+        };
+        if (knot.tsc + 1..next.tsc).contains(&knee.tsc) && (knot.mono + 1..next.mono).contains(&knee.mono) {
+            out.push(knee);
+        }
+    }
+    out
 }
 
 /// A rate that changes once, from that of the stretch before to that of the stretch after, leaves the line between the
@@ -313,6 +349,32 @@ mod tests {
                 }
                 last = map.mono(Tsc(tsc));
             }
+        }
+    }
+
+    #[test]
+    fn a_change_of_rate_between_two_readings_is_found() {
+        const HZ: u64 = 2_400_000_000;
+        let change = 1_034_000_000;
+        let truth = |mono: u64| {
+            let slewed = mono.saturating_sub(change);
+            mono * 12 / 5
+                + u64::try_from(u128::from(slewed) * u128::from(HZ) * 200 / 1_000_000 / 1_000_000_000).unwrap()
+        };
+        let pairs: Vec<ClockPair> = (5..20)
+            .map(|n| n * 100_000_000)
+            .map(|mono| pair(mono, truth(mono) - 100, truth(mono) + 100))
+            .collect();
+        let map = ClockMap::new(&pairs, 0).unwrap();
+        for mono in (600_000_000..1_800_000_000).step_by(1_234_567) {
+            let bracket = map.tsc(MonoNs(mono));
+            let middle = bracket.lo.0.midpoint(bracket.hi.0);
+            assert!(
+                middle.abs_diff(truth(mono)) < 100,
+                "{mono}: {bracket:?}, not {}",
+                truth(mono)
+            );
+            assert!(bracket.lo.0 <= truth(mono) && truth(mono) <= bracket.hi.0);
         }
     }
 
