@@ -267,7 +267,7 @@ impl Aggregator {
     /// Keeps the state of the threads and their address spaces.
     fn follow(&mut self, record: &Record) {
         let (time, pid) = (MonoNs(record.time_ns), Pid(record.pid));
-        let was_known = self.threads.has_process(pid);
+        let was_known = record.op() == Some(SwitchOp::Fork) && self.threads.has_process(pid);
         match self.threads.apply(record) {
             Change::None => {}
             Change::ProcessGone(pid) => self.spaces.end(pid),
@@ -409,8 +409,8 @@ fn side_band_loss(cpu: Cpu, from: MonoNs, to: MonoNs, records: u64) -> Loss {
 /// Takes out what is not later than `until`, by time; equal times keep their order.
 fn take_until<T>(pending: &mut Vec<T>, until: MonoNs, time_ns: impl Fn(&T) -> u64) -> Vec<T> {
     pending.sort_by_key(&time_ns);
-    let later = pending.split_off(pending.partition_point(|item| time_ns(item) <= until.0));
-    std::mem::replace(pending, later)
+    let due = pending.partition_point(|item| time_ns(item) <= until.0);
+    pending.drain(..due).collect()
 }
 
 #[cfg(test)]

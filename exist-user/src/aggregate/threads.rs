@@ -1,14 +1,12 @@
 //! Who belongs to the target and where each thread is, as the records tell it.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use exist_trace::{
     file::model::{Record, SwitchOp, ThreadStatus, flags},
     units::{Cpu, MonoNs, Pid, Tid},
 };
+use rustc_hash::FxHashMap;
 
 /// `include/linux/sched.h`: the state of a task at its last switch.
 const TASK_DEAD: u16 = 0x80;
@@ -41,7 +39,8 @@ pub enum Change {
 /// The target's threads.
 #[derive(Debug, Default)]
 pub struct Threads {
-    by_tid: HashMap<Tid, Thread>,
+    /// Looked into for every record. The kernel chooses the numbers, so nobody can make them collide.
+    by_tid: FxHashMap<Tid, Thread>,
     /// Number of threads of each process.
     processes: BTreeMap<Pid, u32>,
     ran: u64,
@@ -125,16 +124,15 @@ impl Threads {
     }
 
     fn switched_in(&mut self, pid: Pid, tid: Tid, record: &Record) -> Change {
-        let mut change = Change::None;
-        if !self.has(pid, tid) {
-            self.name(pid, tid, Arc::from(""));
-            change = Change::Stranger;
-        }
-        if let Some(thread) = self.by_tid.get_mut(&tid) {
-            thread.running = Some((Cpu(record.cpu.into()), MonoNs(record.time_ns)));
+        let running = Some((Cpu(record.cpu.into()), MonoNs(record.time_ns)));
+        if let Some(thread) = self.by_tid.get_mut(&tid).filter(|thread| thread.pid == pid) {
+            thread.running = running;
             self.ran += u64::from(!std::mem::replace(&mut thread.ran, true));
+            return Change::None;
         }
-        change
+        self.name(pid, tid, Arc::from(""));
+        self.switched_in(pid, tid, record);
+        Change::Stranger
     }
 
     fn switched_out(&mut self, tid: Tid, record: &Record) -> Change {
