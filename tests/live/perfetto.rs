@@ -18,6 +18,9 @@ use exist_trace::{
         Generation, Pieces, Writer,
         model::{Record, SwitchOp},
     },
+    flow::Span,
+    image::{Function, FunctionId},
+    units::{MonoNs, Pid, Tid},
 };
 use simulate::{Plan, simulate};
 
@@ -135,6 +138,71 @@ fn made_up_machines_whole_and_with_drops() {
         };
         check(&format!("machine-{seed}"), &simulate(&plan).0);
     }
+}
+
+#[test]
+fn calls_nest_on_the_track_of_their_thread() {
+    let engine = match engine() {
+        Ok(engine) => engine,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let data = written(&sample::recording());
+    let mut trace = Vec::new();
+    perfetto::write(Pieces::new(&data).expect("it has good chunks"), &mut trace).expect("a vector takes all");
+    let running = report(Pieces::new(&data).expect("it has good chunks"));
+    let thread = running.threads.first().expect("a thread");
+    // `main` calls `put` twice; `put` calls `lock` in the instant in which it begins.
+    let span = |id, start, end, depth| Span {
+        function: FunctionId(id),
+        start: MonoNs(sample::START + start),
+        end: MonoNs(sample::START + end),
+        depth,
+        inferred: depth == 0,
+        called: depth > 0,
+        self_ns: 0,
+        recursive: false,
+    };
+    let spans = vec![
+        span(2, 20, 25, 2),
+        span(1, 20, 40, 1),
+        span(1, 40, 60, 1),
+        span(0, 10, 90, 0),
+    ];
+    let function = |id: FunctionId| Function {
+        name: ["main", "put", "lock"][id.0 as usize].into(),
+        module: "server".into(),
+    };
+    let mut calls = perfetto::Calls::new(&mut trace).expect("a vector takes all");
+    calls
+        .thread((Pid(thread.pid), Tid(thread.tid)), spans, function)
+        .expect("a vector takes all");
+    let path = std::env::temp_dir().join(format!("exist-calls-{}.perfetto-trace", std::process::id()));
+    std::fs::write(&path, trace).expect("the temporary folder takes it");
+    let rows = query(
+        &engine,
+        &path,
+        &[
+            "select name, severity, value from stats where value > 0 and severity in ('error', 'data_loss')",
+            "select s.name, s.dur, s.depth, ifnull(p.name, ''), t.tid, extract_arg(s.arg_set_id, 'debug.module'), \
+             ifnull(extract_arg(s.arg_set_id, 'debug.inferred'), 0) from slice s \
+             join thread_track k on s.track_id = k.id join thread t using (utid) left join slice p on s.parent_id = p.id \
+             order by s.ts, s.depth",
+        ],
+    );
+    std::fs::remove_file(&path).expect("it was there");
+    assert_eq!(rows[0], Vec::<Vec<serde_json::Value>>::new());
+    let slice = |name: &str, dur: u64, depth: u64, parent: &str, inferred: u64| {
+        serde_json::json!([name, dur, depth, parent, thread.tid, "server", inferred])
+    };
+    assert_eq!(
+        serde_json::json!(rows[1]),
+        serde_json::json!([
+            slice("main", 80, 0, "", 1),
+            slice("put", 20, 1, "main", 0),
+            slice("lock", 5, 2, "put", 0),
+            slice("put", 20, 1, "main", 0),
+        ])
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The files behind a recording's mappings, as they are at hand now.
 
 use std::{
-    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -10,6 +10,8 @@ use exist_trace::{
     file::model::Mapping,
     image::{NoCode, build_id},
 };
+
+use crate::sys::regular;
 
 /// Where files are looked for.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +32,7 @@ impl Roots {
         }
         let mut changed = false;
         for candidate in self.candidates(mapping.pid.0, path) {
-            let Ok(bytes) = fs::read(&candidate) else { continue };
+            let Ok(bytes) = read(&candidate) else { continue };
             if mapping.build_id.is_empty() || build_id(&bytes).as_deref() == Some(&*mapping.build_id) {
                 return Ok(bytes.into());
             }
@@ -54,6 +56,21 @@ impl Roots {
             ],
         }
     }
+}
+
+/// Larger files are left unread: no program is, and a trace from elsewhere can name any file.
+const MOST: u64 = 4 << 30;
+
+/// A path in a trace can be anything: only a regular file is opened, and of it no more than `MOST` is read.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = regular::open(path)?;
+    let length = file.metadata()?.len();
+    if length > MOST {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "too large for a program"));
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
+    file.take(MOST).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -84,6 +101,8 @@ mod tests {
         assert_eq!(reason("//anon", &[]), Err(NoCode::Anonymous));
         assert_eq!(reason("[heap]", &[]), Err(NoCode::Anonymous));
         assert_eq!(reason("/nowhere/at/all", &[]), Err(NoCode::FileMissing));
+        // Endless.
+        assert_eq!(reason("/dev/zero", &[]), Err(NoCode::FileMissing));
         let own = std::env::current_exe().unwrap();
         assert_eq!(reason(&own.display().to_string(), &[]), Ok(()));
         assert_eq!(reason(&own.display().to_string(), &[1, 2, 3]), Err(NoCode::FileChanged));

@@ -2,20 +2,24 @@
 
 use std::{
     fs,
-    io::{BufWriter, Write},
+    io::{self, BufWriter, Write},
     path::PathBuf,
 };
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use exist_trace::export::perfetto;
+use exist_trace::{
+    export::perfetto::{self, Calls},
+    image::Symbols,
+};
 
-use super::{Outcome, pieces, read};
+use super::{Outcome, code::Roots, flow::Decoded, pieces, read};
 
 /// Write a trace in another format
 #[derive(Debug, Args)]
 #[command(after_help = "\
-perfetto: threads and CPUs as ftrace's sched_switch, losses and control operations as instants.
+perfetto: threads and CPUs as ftrace's sched_switch, losses and control operations as instants; with processor trace the calls
+of each thread as nested slices.
 Open it with ui.perfetto.dev, or query it with trace_processor. What is not the target's shows as idle.
 
 Examples:
@@ -29,6 +33,9 @@ pub struct Export {
     /// Where to write it; it appears there when it is whole
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
+    /// Calls: the folder that holds the recorded machine's files [default: the process', or this machine's]
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -40,13 +47,26 @@ impl Export {
     pub fn run(&self) -> anyhow::Result<Outcome> {
         let data = read(&self.file)?;
         let pieces = pieces(&data, &self.file)?;
+        let decoded = match pieces.header().pt {
+            Ok(_) => Some(Decoded::new(
+                &data,
+                &self.file,
+                &Roots {
+                    root: self.root.clone(),
+                },
+            )?),
+            Err(_) => None,
+        };
         let mut name = self.output.clone().into_os_string();
         name.push(".part");
         let part = PathBuf::from(name);
         let written = fs::File::create(&part).and_then(|file| {
             let mut out = BufWriter::with_capacity(1 << 20, file);
             match self.to {
-                Format::Perfetto => perfetto::write(pieces, &mut out)?,
+                Format::Perfetto => {
+                    perfetto::write(pieces, &mut out)?;
+                    decoded.as_ref().map_or(Ok(()), |decoded| calls(decoded, &mut out))?;
+                }
             }
             out.flush()?;
             fs::rename(&part, &self.output)
@@ -59,4 +79,19 @@ impl Export {
         })?;
         Ok(Outcome::Done)
     }
+}
+
+/// Appends every thread's calls.
+fn calls(decoded: &Decoded, out: &mut dyn Write) -> io::Result<()> {
+    let mut symbols = Symbols::default();
+    let mut to = Calls::new(out)?;
+    for tid in decoded.flow.threads() {
+        let Some(pid) = decoded.flow.process(tid) else { continue };
+        let mut spans = Vec::new();
+        decoded
+            .flow
+            .spans(tid, &decoded.image, &mut symbols, |span| spans.push(span));
+        to.thread((pid, tid), spans, |id| symbols.function(id).clone())?;
+    }
+    Ok(())
 }

@@ -146,6 +146,12 @@ impl Flow {
         self.threads.keys().copied()
     }
 
+    /// The process that a thread was last in.
+    #[must_use]
+    pub fn process(&self, tid: Tid) -> Option<Pid> {
+        self.threads.get(&tid)?.last().map(|piece| piece.pid)
+    }
+
     fn piece(&self, piece: &Piece) -> (&CpuFlow, &Segment) {
         let cpu = &self.cpus[piece.cpu];
         (cpu, &cpu.segments.segments[piece.segment])

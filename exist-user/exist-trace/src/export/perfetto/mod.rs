@@ -1,10 +1,13 @@
-//! A trace in Perfetto's format: CPUs and threads as ftrace's `sched_switch`, losses and control operations as instants.
+//! A trace in Perfetto's format: CPUs and threads as ftrace's `sched_switch`, losses and control operations as instants;
+//! call spans as slices behind them ([`Calls`]).
 //!
 //! Streams: a packet for each CPU and generation. What is not the target's is not known, so a CPU that runs something
 //! else, or nothing, shows as idle. Only what is certain is drawn as running.
 //! Times are CLOCK_MONOTONIC, given to Perfetto as its BOOTTIME (the two differ by the time that a machine was suspended).
 
 pub mod proto;
+
+mod calls;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,6 +20,8 @@ use proto::{
     SEQ_INCREMENTAL_STATE_CLEARED, SchedProcessFree, SchedSwitch, SystemInfo, TYPE_INSTANT, TaskNewtask, TracePacket,
     TrackDescriptor, TrackEvent, Utsname, clock,
 };
+
+pub use calls::Calls;
 
 use crate::{
     file::{
@@ -37,10 +42,7 @@ const OPS: u64 = 2;
 /// # Errors
 /// Those of `out`.
 pub fn write(pieces: Pieces<'_>, out: impl Write) -> io::Result<()> {
-    let mut to = Packets {
-        out,
-        buffer: Vec::new(),
-    };
+    let mut to = Packets::new(out);
     to.head(pieces.header())?;
     let start = pieces.header().start;
     let mut sched = Sched::default();
@@ -71,6 +73,13 @@ struct Packets<W> {
 }
 
 impl<W: Write> Packets<W> {
+    const fn new(out: W) -> Self {
+        Self {
+            out,
+            buffer: Vec::new(),
+        }
+    }
+
     /// A trace is a message whose one field, number 1, repeats: packets can be appended.
     fn packet(&mut self, packet: &TracePacket) -> io::Result<()> {
         self.buffer.clear();
@@ -119,6 +128,7 @@ impl<W: Write> Packets<W> {
                     track_descriptor: Some(TrackDescriptor {
                         uuid: Some(uuid),
                         name: Some(name.into()),
+                        ..TrackDescriptor::default()
                     }),
                     ..TracePacket::default()
                 })

@@ -13,7 +13,11 @@ pub mod clock {
 
 /// `TracePacket.SequenceFlags`: nothing before this packet of the sequence is needed.
 pub const SEQ_INCREMENTAL_STATE_CLEARED: u32 = 1;
+/// The same: names are given by numbers that an earlier packet of the sequence has introduced.
+pub const SEQ_NEEDS_INCREMENTAL_STATE: u32 = 2;
 /// `TrackEvent.Type`.
+pub const TYPE_SLICE_BEGIN: i32 = 1;
+pub const TYPE_SLICE_END: i32 = 2;
 pub const TYPE_INSTANT: i32 = 3;
 /// `TaskNewtaskFtraceEvent.clone_flags`: a thread of the same process (include/uapi/linux/sched.h).
 pub const CLONE_THREAD: u64 = 0x0001_0000;
@@ -32,6 +36,8 @@ pub struct TracePacket {
     pub trusted_packet_sequence_id: Option<u32>,
     #[prost(message, optional, tag = "11")]
     pub track_event: Option<TrackEvent>,
+    #[prost(message, optional, tag = "12")]
+    pub interned_data: Option<InternedData>,
     #[prost(uint32, optional, tag = "13")]
     pub sequence_flags: Option<u32>,
     #[prost(message, optional, tag = "45")]
@@ -159,6 +165,45 @@ pub struct TrackDescriptor {
     pub uuid: Option<u64>,
     #[prost(string, optional, tag = "2")]
     pub name: Option<String>,
+    #[prost(message, optional, tag = "4")]
+    pub thread: Option<ThreadDescriptor>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct ThreadDescriptor {
+    #[prost(int32, optional, tag = "1")]
+    pub pid: Option<i32>,
+    #[prost(int32, optional, tag = "2")]
+    pub tid: Option<i32>,
+}
+
+/// Names that later packets of the sequence mean by their numbers.
+#[derive(Clone, PartialEq, Message)]
+pub struct InternedData {
+    #[prost(message, repeated, tag = "2")]
+    pub event_names: Vec<Interned>,
+    #[prost(message, repeated, tag = "3")]
+    pub debug_annotation_names: Vec<Interned>,
+    #[prost(message, repeated, tag = "29")]
+    pub debug_annotation_string_values: Vec<Interned>,
+}
+
+/// `EventName`, `DebugAnnotationName`, `InternedString`: they have the same fields.
+#[derive(Clone, PartialEq, Message)]
+pub struct Interned {
+    #[prost(uint64, optional, tag = "1")]
+    pub iid: Option<u64>,
+    #[prost(string, optional, tag = "2")]
+    pub name: Option<String>,
+}
+
+impl Interned {
+    pub fn new(iid: u64, name: &str) -> Self {
+        Self {
+            iid: Some(iid),
+            name: Some(name.to_owned()),
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -167,6 +212,8 @@ pub struct TrackEvent {
     pub debug_annotations: Vec<DebugAnnotation>,
     #[prost(int32, optional, tag = "9")]
     pub r#type: Option<i32>,
+    #[prost(uint64, optional, tag = "10")]
+    pub name_iid: Option<u64>,
     #[prost(uint64, optional, tag = "11")]
     pub track_uuid: Option<u64>,
     #[prost(string, repeated, tag = "22")]
@@ -177,12 +224,18 @@ pub struct TrackEvent {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct DebugAnnotation {
+    #[prost(uint64, optional, tag = "1")]
+    pub name_iid: Option<u64>,
+    #[prost(bool, optional, tag = "2")]
+    pub bool_value: Option<bool>,
     #[prost(uint64, optional, tag = "3")]
     pub uint_value: Option<u64>,
     #[prost(string, optional, tag = "6")]
     pub string_value: Option<String>,
     #[prost(string, optional, tag = "10")]
     pub name: Option<String>,
+    #[prost(uint64, optional, tag = "17")]
+    pub string_value_iid: Option<u64>,
 }
 
 #[cfg(test)]
@@ -219,6 +272,7 @@ mod tests {
             timestamp: one(),
             trusted_packet_sequence_id: one(),
             track_event: one(),
+            interned_data: one(),
             sequence_flags: one(),
             system_info: one(),
             track_descriptor: one(),
@@ -232,6 +286,7 @@ mod tests {
                 (8, 0),
                 (10, 0),
                 (11, 2),
+                (12, 2),
                 (13, 0),
                 (45, 2),
                 (60, 2)
@@ -326,23 +381,37 @@ mod tests {
         assert_eq!(
             fields(&TrackDescriptor {
                 uuid: one(),
-                name: one()
+                name: one(),
+                thread: one(),
             }),
-            [(1, 0), (2, 2)]
+            [(1, 0), (2, 2), (4, 2)]
         );
+        assert_eq!(fields(&ThreadDescriptor { pid: one(), tid: one() }), [(1, 0), (2, 0)]);
+        let interned = || vec![Interned::default()];
+        let names = InternedData {
+            event_names: interned(),
+            debug_annotation_names: interned(),
+            debug_annotation_string_values: interned(),
+        };
+        assert_eq!(fields(&names), [(2, 2), (3, 2), (29, 2)]);
+        assert_eq!(fields(&Interned::new(0, "")), [(1, 0), (2, 2)]);
         let event = TrackEvent {
             debug_annotations: vec![DebugAnnotation::default()],
             r#type: one(),
+            name_iid: one(),
             track_uuid: one(),
             categories: vec![String::new()],
             name: one(),
         };
-        assert_eq!(fields(&event), [(4, 2), (9, 0), (11, 0), (22, 2), (23, 2)]);
+        assert_eq!(fields(&event), [(4, 2), (9, 0), (10, 0), (11, 0), (22, 2), (23, 2)]);
         let annotation = DebugAnnotation {
+            name_iid: one(),
+            bool_value: one(),
             uint_value: one(),
             string_value: one(),
             name: one(),
+            string_value_iid: one(),
         };
-        assert_eq!(fields(&annotation), [(3, 0), (6, 2), (10, 2)]);
+        assert_eq!(fields(&annotation), [(1, 0), (2, 0), (3, 0), (6, 2), (10, 2), (17, 0)]);
     }
 }
