@@ -169,24 +169,13 @@ pub fn simulate(plan: &Plan) -> (Vec<Generation>, Truth) {
         }
         made += m.records.len();
         out.push(Generation {
-            header: header(),
-            number: out.len() as u64,
-            start: MonoNs(start),
-            end: MonoNs(m.now),
-            clock_pairs: Vec::new(),
-            threads: Vec::new(),
-            mappings: Vec::new(),
-            names: Vec::new(),
             records: std::mem::take(&mut m.records),
-            counters: Vec::new(),
             losses: std::mem::take(&mut m.losses),
-            ops: Vec::new(),
-            pt: Vec::new(),
-            images: Vec::new(),
             end_of_recording: is_last.then(|| End {
                 time: MonoNs(m.now),
                 reason: "period".into(),
             }),
+            ..Generation::empty(header(), out.len() as u64, MonoNs(start), MonoNs(m.now))
         });
         start = m.now;
     }

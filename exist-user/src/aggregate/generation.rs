@@ -98,22 +98,18 @@ impl Open {
         let mut pids: Vec<_> = records.iter().map(|record| Pid(record.pid)).collect();
         pids.sort_unstable();
         pids.dedup();
+        let end = end.max(self.start);
         Generation {
-            header,
-            number: self.number,
-            start: self.start,
-            end: end.max(self.start),
             clock_pairs: self.clock_pairs,
             threads: self.threads,
             mappings: pids.into_iter().flat_map(mappings).collect(),
             names: self.names,
             records,
-            counters: Vec::new(),
             losses: self.losses,
             ops: self.ops,
             pt: self.pt,
-            images: Vec::new(),
             end_of_recording: self.end_of_recording,
+            ..Generation::empty(header, self.number, self.start, end)
         }
     }
 }

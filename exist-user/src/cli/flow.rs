@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use exist_trace::{
     file::{Reader, Trace},
-    flow::{Flow, FunctionRow, Functions, Streams},
+    flow::{Flow, FunctionRow, Functions, Streams, Windows},
     image::{Image, Symbols},
     pt::{Errata, Packets},
     units::Cpu,
@@ -212,7 +212,7 @@ pub fn spans(decoded: &Decoded, json: bool, out: &mut dyn Write) -> anyhow::Resu
 /// How much of what the target did the processor trace covers.
 #[derive(Clone, Debug, Serialize)]
 pub struct CoverageRow {
-    /// Share of the time that threads of the target ran for which their CPU was traced.
+    /// Share of the time that threads of the target ran for which their CPU was traced and it is known who ran.
     pub pt_share: f64,
     /// Share of the target's trace that may be any of several threads', and is shown to none.
     pub ambiguous_share: f64,
@@ -222,6 +222,8 @@ pub struct CoverageRow {
     pub unattributed: u64,
     pub overflows: u64,
     pub damaged: u64,
+    /// When each CPU was recorded.
+    pub windows: Windows,
 }
 
 /// The functions of all threads, longest first, and the coverage.
@@ -241,6 +243,7 @@ pub fn functions(decoded: &Decoded) -> (Vec<FunctionRow>, CoverageRow) {
         unattributed: c.lost,
         overflows: c.overflows,
         damaged: c.packet_errors,
+        windows: Windows::new(&decoded.flow, &decoded.trace),
     };
     (functions.rows(&symbols), coverage)
 }

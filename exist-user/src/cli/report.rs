@@ -9,7 +9,7 @@ use clap::Args;
 use exist_trace::{
     analysis::report::{Report as Answer, ThreadRow, report},
     export::ndjson::LossRow,
-    flow::FunctionRow,
+    flow::{FunctionRow, Windows},
 };
 use serde::Serialize;
 
@@ -90,7 +90,7 @@ impl Report {
                 let top = self.top.unwrap_or(usize::MAX);
                 print(&answer, top, out)?;
                 if let Some((rows, coverage)) = &traced {
-                    functions(rows, coverage, top.min(40), out)?;
+                    functions(rows, coverage, answer.start_ns, top.min(40), out)?;
                 }
             }
         }
@@ -166,7 +166,13 @@ fn threads(r: &Answer, top: usize, out: &mut dyn Write) -> io::Result<()> {
     more(r.threads.len(), top, "threads", out)
 }
 
-fn functions(rows: &[FunctionRow], coverage: &CoverageRow, top: usize, out: &mut dyn Write) -> io::Result<()> {
+fn functions(
+    rows: &[FunctionRow],
+    coverage: &CoverageRow,
+    start_ns: u64,
+    top: usize,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("SELF", Right),
@@ -195,7 +201,45 @@ fn functions(rows: &[FunctionRow], coverage: &CoverageRow, top: usize, out: &mut
         coverage.ambiguous,
         coverage.ambiguous_share * 100.0,
         coverage.unattributed
-    )
+    )?;
+    windows(&coverage.windows, start_ns, out)
+}
+
+/// When each CPU's processor trace was recorded.
+fn windows(w: &Windows, start_ns: u64, out: &mut dyn Write) -> io::Result<()> {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("CPU", Right),
+        ("TRACE", Right),
+        ("FROM", Right),
+        ("UNTIL", Right),
+        ("ENABLED", Right),
+        ("DISABLED", Right),
+        ("", Left),
+    ]);
+    let time = |at: Option<u64>| at.map_or_else(|| "-".into(), |at| text::since(at, start_ns));
+    for cpu in &w.cpus {
+        table.row([
+            cpu.cpu.to_string(),
+            text::bytes(cpu.bytes),
+            time(cpu.from_ns),
+            time(cpu.until_ns),
+            cpu.enabled.to_string(),
+            cpu.disabled.to_string(),
+            if cpu.full { "buffer full".into() } else { String::new() },
+        ]);
+    }
+    table.print("", out)?;
+    match w.all_ns {
+        Some((from, until)) => {
+            let (from, until) = (text::since(from, start_ns), text::since(until, start_ns));
+            writeln!(
+                out,
+                "all CPUs that the target ran on were recorded from {from} s to {until} s"
+            )
+        }
+        None => writeln!(out, "at no time were all CPUs that the target ran on recorded"),
+    }
 }
 
 fn name(t: &ThreadRow) -> String {

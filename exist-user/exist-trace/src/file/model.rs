@@ -328,3 +328,27 @@ pub struct Generation {
     pub images: Vec<ImageBytes>,
     pub end_of_recording: Option<End>,
 }
+
+impl Generation {
+    /// One in which nothing has happened.
+    #[must_use]
+    pub const fn empty(header: Header, number: u64, start: MonoNs, end: MonoNs) -> Self {
+        Self {
+            header,
+            number,
+            start,
+            end,
+            clock_pairs: Vec::new(),
+            threads: Vec::new(),
+            mappings: Vec::new(),
+            names: Vec::new(),
+            records: Vec::new(),
+            counters: Vec::new(),
+            losses: Vec::new(),
+            ops: Vec::new(),
+            pt: Vec::new(),
+            images: Vec::new(),
+            end_of_recording: None,
+        }
+    }
+}

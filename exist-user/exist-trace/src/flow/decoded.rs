@@ -54,6 +54,8 @@ pub struct Coverage {
     pub on_cpu_ns: u64,
     /// Of it, on a CPU while its trace was recorded.
     pub traced_ns: u64,
+    /// Of the traced time, in segments that were put down to nobody.
+    pub unsure_ns: u64,
     /// Segments that were put down to a thread, to two or more, or to records that are missing.
     pub attributed: u64,
     pub ambiguous: u64,
@@ -68,10 +70,10 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// Share of the time that threads ran for which a trace was recorded.
+    /// Share of the time that threads ran for which a trace was recorded, and is known to be whose.
     #[must_use]
     pub fn pt_share(&self) -> f64 {
-        share(self.traced_ns, self.on_cpu_ns)
+        share(self.traced_ns.saturating_sub(self.unsure_ns), self.on_cpu_ns)
     }
 
     /// Share of the target's trace that could be any of several threads'.
@@ -269,6 +271,10 @@ impl Flow {
             coverage.counts.ambiguous += cpu.counts.ambiguous;
             for (segment, owner) in cpu.segments.segments.iter().zip(&cpu.owners) {
                 let bytes = segment.end - segment.start;
+                if matches!(owner, Owner::Ambiguous | Owner::Lost) {
+                    let (from, to) = (self.clock.mono(segment.entered.lo), self.clock.mono(segment.left.hi));
+                    coverage.unsure_ns = coverage.unsure_ns.saturating_add(to.0.saturating_sub(from.0));
+                }
                 match owner {
                     Owner::Thread { .. } => coverage.attributed += 1,
                     Owner::Ambiguous => {

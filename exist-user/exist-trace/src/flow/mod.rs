@@ -22,6 +22,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod windows;
 
 pub use attribution::{Counts, Owner};
 pub use cpu::CpuFlow;
@@ -31,3 +32,4 @@ pub use sched::{Sched, Seen, Step, Why};
 pub use spans::Span;
 pub use streams::Streams;
 pub use threads::{Thread, ThreadIx, Threads};
+pub use windows::{Window, Windows};

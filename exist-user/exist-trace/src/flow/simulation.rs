@@ -295,41 +295,32 @@ fn generation(records: Vec<Record>, bytes: Vec<u8>, tscs: &[u64]) -> Generation 
         tsc_before: Tsc(tsc - 40),
         tsc_after: Tsc(tsc + 40),
     };
-    Generation {
-        header: Header {
-            recording_id: 1,
-            exist_version: String::new(),
-            session: Session {
-                target: Target::Pid(100),
-                period_ns: None,
-                pt: PtRequest::default(),
-            },
-            target: ResolvedTarget::default(),
-            node,
-            start: MonoNs(ns(tscs[0])),
-            start_realtime_ns: 0,
-            holds_foreign_packets: true,
-            pt: Ok(settings),
+    let header = Header {
+        recording_id: 1,
+        exist_version: String::new(),
+        session: Session {
+            target: Target::Pid(100),
+            period_ns: None,
+            pt: PtRequest::default(),
         },
-        number: 0,
-        start: MonoNs(0),
-        end: MonoNs(u64::MAX),
+        target: ResolvedTarget::default(),
+        node,
+        start: MonoNs(ns(tscs[0])),
+        start_realtime_ns: 0,
+        holds_foreign_packets: true,
+        pt: Ok(settings),
+    };
+    Generation {
         clock_pairs: tscs.iter().map(pair).collect(),
-        threads: Vec::new(),
         mappings: vec![mapping],
-        names: Vec::new(),
         records,
-        counters: Vec::new(),
-        losses: Vec::new(),
-        ops: Vec::new(),
         pt: vec![PtBytes {
             cpu: Cpu(0),
             offset: 0,
             aux_flags: 0,
             bytes,
         }],
-        images: Vec::new(),
-        end_of_recording: None,
+        ..Generation::empty(header, 0, MonoNs(0), MonoNs(u64::MAX))
     }
 }
 

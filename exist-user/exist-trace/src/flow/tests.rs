@@ -29,23 +29,7 @@ fn header() -> Header {
 }
 
 fn generation(number: u64, start: u64, end: u64) -> Generation {
-    Generation {
-        header: header(),
-        number,
-        start: MonoNs(start),
-        end: MonoNs(end),
-        clock_pairs: Vec::new(),
-        threads: Vec::new(),
-        mappings: Vec::new(),
-        names: Vec::new(),
-        records: Vec::new(),
-        counters: Vec::new(),
-        losses: Vec::new(),
-        ops: Vec::new(),
-        pt: Vec::new(),
-        images: Vec::new(),
-        end_of_recording: None,
-    }
+    Generation::empty(header(), number, MonoNs(start), MonoNs(end))
 }
 
 /// A program is words: `gen START END`, `run TID CPU SINCE` (a status), `name TIME TID NAME`, `damage FROM TO`,

@@ -72,6 +72,17 @@ pub enum Packet {
     },
 }
 
+impl Packet {
+    /// Whether it may come between any two others: filler, time, and what is no part of control flow.
+    #[must_use]
+    pub const fn is_timing(&self) -> bool {
+        matches!(
+            self,
+            Self::Pad | Self::Tsc(_) | Self::Tma { .. } | Self::Mtc(_) | Self::Cyc(_) | Self::Cbr { .. } | Self::Mnt(_)
+        )
+    }
+}
+
 /// Outcomes of branches, oldest in the most significant of the `len` low bits of `bits`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tnt {

@@ -102,21 +102,11 @@ impl Iterator for Packets<'_> {
 
 /// Packets that may come between the items of a block; every other one ends it.
 fn may_interrupt_block(packet: &Packet) -> bool {
-    matches!(
-        packet,
-        Packet::Pad
-            | Packet::Tsc(_)
-            | Packet::Tma { .. }
-            | Packet::Mtc(_)
-            | Packet::Cyc(_)
-            | Packet::Cbr { .. }
-            | Packet::Mnt(_)
-            | Packet::Fup(_)
-            | Packet::ExStop { .. }
-            | Packet::Pwre { .. }
-            | Packet::Pwrx { .. }
-            | Packet::Bip { .. }
-    )
+    packet.is_timing()
+        || matches!(
+            packet,
+            Packet::Fup(_) | Packet::ExStop { .. } | Packet::Pwre { .. } | Packet::Pwrx { .. } | Packet::Bip { .. }
+        )
 }
 
 /// Offset of the first PSB at `from` or later.

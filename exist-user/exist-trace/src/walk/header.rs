@@ -4,7 +4,7 @@ use super::{
     code::ExecMode,
     overflow::{AfterOverflow, LOOK_AHEAD},
     step::{Event, Place, Start, WalkError},
-    walker::{Position, Walker, is_timing},
+    walker::{Position, Walker},
 };
 use crate::{
     image::NoCode,
@@ -73,7 +73,7 @@ impl<'b, F: FnMut(u64) -> Result<&'b [u8], NoCode>> Walker<'_, '_, F> {
                 }
                 return self.overflow();
             }
-            ref timing if is_timing(timing) => {}
+            ref timing if timing.is_timing() => {}
             _ => {
                 self.header = None;
                 self.position = Position::Lost;
@@ -144,7 +144,7 @@ fn enables_soon(packets: &Packets<'_>) -> bool {
             | Packet::ModeExec { .. }
             | Packet::ModeTsx { .. }
             | Packet::Vmcs { .. } => {}
-            ref timing if is_timing(timing) => {}
+            ref timing if timing.is_timing() => {}
             _ => return false,
         }
     }

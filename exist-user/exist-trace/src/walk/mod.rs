@@ -15,12 +15,14 @@
 //! ```
 
 mod code;
+mod enable;
 mod events;
 mod header;
 mod overflow;
 mod seek;
 mod stack;
 mod step;
+mod targets;
 #[cfg(test)]
 mod tests;
 mod walker;

@@ -6,7 +6,7 @@
 use super::{
     header::header_ip,
     step::{Start, WalkError, What},
-    walker::{Position, Walker, is_timing},
+    walker::{Position, Walker},
 };
 use crate::{
     image::NoCode,
@@ -122,7 +122,7 @@ impl<'b, F: FnMut(u64) -> Result<&'b [u8], NoCode>> Walker<'_, '_, F> {
                         self.packets = ahead;
                         return true;
                     }
-                    ref timing if is_timing(timing) => {}
+                    ref timing if timing.is_timing() => {}
                     _ => return false,
                 },
                 _ => return false,
@@ -137,7 +137,7 @@ fn binding(packets: Packets<'_>) -> Binding {
         match located.packet {
             Packet::Fup(_) => return Binding::Fup,
             Packet::PsbEnd | Packet::Tip(_) | Packet::TipPgd(_) | Packet::Tnt(_) => return Binding::Wrong,
-            ref timing if is_timing(timing) => {}
+            ref timing if timing.is_timing() => {}
             _ => return Binding::Disabled,
         }
     }

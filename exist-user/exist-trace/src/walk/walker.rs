@@ -3,12 +3,11 @@
 use std::collections::VecDeque;
 
 use super::{
-    code::{Code, ExecMode, Exit, Far},
+    code::{Code, ExecMode},
     header::Header,
     overflow::AfterOverflow,
-    seek::Goal,
     stack::ReturnStack,
-    step::{BranchKind, Disabled, Event, Place, Start, Step, WalkError, What},
+    step::{BranchKind, Event, Place, Start, Step, WalkError, What},
 };
 use crate::{
     image::NoCode,
@@ -219,127 +218,6 @@ impl<'p, 'c, 'b, F: FnMut(u64) -> Result<&'b [u8], NoCode>> Walker<'p, 'c, F> {
         }
     }
 
-    /// A TNT: all its outcomes belong to branches that come now.
-    fn outcomes(&mut self, tnt: Tnt) -> Result<(), WalkError> {
-        match self.position {
-            Position::Lost => return Ok(()),
-            Position::Disabled { .. } => return Err(self.on_after_all("TNT while tracing is disabled")),
-            Position::At(_) => {}
-        }
-        self.tnt = tnt;
-        while self.tnt.len > 0 {
-            let block = self.seek_trace()?;
-            match block.exit {
-                Exit::Conditional { to } => {
-                    if self.tnt.pop() == Some(true) {
-                        self.branch(block.last, to, BranchKind::Conditional);
-                    } else {
-                        self.position = Position::At(block.end);
-                    }
-                }
-                Exit::Return => {
-                    let to = self.calls.pop();
-                    if self.tnt.pop() != Some(true) {
-                        return Err(WalkError::Mismatch("a compressed return that is not taken"));
-                    }
-                    let to = to.ok_or(WalkError::Mismatch("a compressed return without its call"))?;
-                    self.branch(block.last, to, BranchKind::Return);
-                }
-                // The processor may hold a TIP back until the TNT is full ("Deferred TIPs").
-                _ => {
-                    self.position = Position::At(block.last);
-                    let to = self.deferred_target()?;
-                    self.indirect(&block, to)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A packet that shows that tracing is enabled, where the walk knows of nothing that enabled it.
-    fn on_after_all(&mut self, packet: &'static str) -> WalkError {
-        self.position = Position::Lost;
-        WalkError::Unexpected(packet)
-    }
-
-    fn deferred_target(&mut self) -> Result<u64, WalkError> {
-        loop {
-            match self.packets.clone().next() {
-                Some(Ok(Located { packet, .. })) if is_timing(&packet) => {
-                    self.packets.next();
-                }
-                Some(Ok(Located {
-                    packet: Packet::Tip(payload),
-                    ..
-                })) => {
-                    self.packets.next();
-                    let ip = self.last_ip.expand(payload);
-                    return ip.ok_or(WalkError::Mismatch("a target that is suppressed"));
-                }
-                _ => return Err(WalkError::Mismatch("an outcome at an indirect branch")),
-            }
-        }
-    }
-
-    /// The block's last instruction went to `to`, as a TIP says.
-    fn indirect(&mut self, block: &super::code::Block, to: u64) -> Result<(), WalkError> {
-        let kind = match block.exit {
-            Exit::IndirectJump => BranchKind::IndirectJump,
-            Exit::IndirectCall => {
-                self.calls.push(block.end);
-                BranchKind::IndirectCall
-            }
-            Exit::Return => {
-                self.calls.pop();
-                BranchKind::Return
-            }
-            Exit::Far(far) => BranchKind::Far(far),
-            _ => {
-                self.position = Position::At(block.last);
-                return Err(WalkError::Mismatch("a target at a conditional branch"));
-            }
-        };
-        self.branch(block.last, to, kind);
-        Ok(())
-    }
-
-    /// A TIP.
-    fn target(&mut self, ip: Option<u64>) -> Result<(), WalkError> {
-        if matches!(self.position, Position::Disabled { .. }) {
-            return Err(self.on_after_all("TIP while tracing is disabled"));
-        }
-        let source = self.source.take();
-        let to = ip.ok_or(WalkError::Mismatch("a target that is suppressed"))?;
-        match (source, self.position) {
-            (Some(at), _) => {
-                // Even a walk that cannot reach the source knows it, and the target.
-                if let Err(error) = self.reach(at) {
-                    self.fail(error);
-                }
-                self.push(What::Interrupted { at, to });
-                self.position = Position::At(to);
-            }
-            (None, Position::Lost) => self.start(to, Start::Resync),
-            (None, _) => {
-                let block = self.seek_trace()?;
-                self.indirect(&block, to)?;
-            }
-        }
-        self.arrive(Some(to));
-        Ok(())
-    }
-
-    /// What a TIP brings with it takes effect at its target.
-    fn arrive(&mut self, at: Option<u64>) {
-        let place = at.map_or(Place::Unknown, Place::Before);
-        if let Some((mode, interrupts)) = self.next_mode.take() {
-            self.change_mode(mode, interrupts, place);
-        }
-        for event in std::mem::take(&mut self.at_target) {
-            self.event(event, place);
-        }
-    }
-
     pub(super) fn change_mode(&mut self, mode: ExecMode, interrupts: bool, place: Place) {
         if self.mode != Some(mode) {
             self.event(Event::ExecMode(mode), place);
@@ -354,111 +232,6 @@ impl<'p, 'c, 'b, F: FnMut(u64) -> Result<&'b [u8], NoCode>> Walker<'p, 'c, F> {
     pub(super) fn set_mode(&mut self, mode: ExecMode) {
         self.mode = Some(mode);
         self.code.set_mode(mode);
-    }
-
-    /// A TIP.PGE.
-    fn enable(&mut self, ip: u64) -> Result<(), WalkError> {
-        let was_on = matches!(self.position, Position::At(_));
-        // Seen in Skylake captures: a return whose call lies before the last TIP.PGE is never compressed. So no code of
-        // the thread that ran before is needed.
-        self.calls.clear();
-        self.start(ip, Start::Enable);
-        self.after_overflow = AfterOverflow::No;
-        self.arrive(Some(ip));
-        if was_on {
-            Err(WalkError::Unexpected("TIP.PGE while tracing is enabled"))
-        } else {
-            Ok(())
-        }
-    }
-
-    /// A TIP.PGD.
-    fn disable(&mut self, to: Option<u64>) -> Result<(), WalkError> {
-        if let Position::Disabled { .. } = self.position {
-            self.source = None;
-            return Err(WalkError::Unexpected("TIP.PGD while tracing is disabled"));
-        }
-        let result = match self.source.take() {
-            Some(at) => {
-                // Even a walk that cannot reach the source knows it.
-                if let Err(error) = self.reach(at) {
-                    self.fail(error);
-                }
-                let asynchronous = !self.skd022(at);
-                Ok(Disabled {
-                    at,
-                    asynchronous,
-                    resume: asynchronous.then_some(at),
-                    to,
-                })
-            }
-            None if self.position == Position::Lost => Ok(Disabled {
-                at: 0,
-                asynchronous: false,
-                resume: None,
-                to,
-            }),
-            None => self.seek_disable(to),
-        };
-        let disabled = result.unwrap_or_else(|error| {
-            self.fail(error);
-            Disabled {
-                at: 0,
-                asynchronous: false,
-                resume: None,
-                to,
-            }
-        });
-        // Whatever the walk found, tracing is off now.
-        self.position = Position::Disabled {
-            resume: disabled.resume,
-        };
-        self.push(What::Disabled(disabled));
-        self.arrive(None);
-        self.source = None;
-        Ok(())
-    }
-
-    /// SKD022: the FUP before a TIP.PGD of a VM entry is bogus.
-    fn skd022(&mut self, at: u64) -> bool {
-        self.packets.errata().skd022
-            && self
-                .code
-                .block(at)
-                .is_ok_and(|b| b.last == at && b.exit == Exit::Far(Far::VmEntry))
-    }
-
-    /// Where a TIP.PGD without FUP belongs: the branch that leaves for `to`, or else the next one that needs a packet.
-    fn seek_disable(&mut self, to: Option<u64>) -> Result<Disabled, WalkError> {
-        let goal = to.map_or(Goal::Disable, Goal::Ip);
-        let before = self.steps.len();
-        let (block, reached) = self.seek(goal)?;
-        if reached && to.is_some() {
-            // A direct branch went out of the traced range: it is in the steps already.
-            let at = match self.steps.range(before..).next_back() {
-                Some(Step {
-                    what: What::Branch { from, .. },
-                    ..
-                }) => *from,
-                _ => block.last,
-            };
-            return Ok(Disabled {
-                at,
-                asynchronous: false,
-                resume: None,
-                to,
-            });
-        }
-        let resume = match block.exit {
-            Exit::Far(Far::Syscall | Far::Interrupt | Far::Call) | Exit::IndirectCall => Some(block.end),
-            _ => None,
-        };
-        Ok(Disabled {
-            at: block.last,
-            asynchronous: false,
-            resume,
-            to,
-        })
     }
 
     /// Goes on to `ip`; a walk that was lost starts again there.
@@ -477,20 +250,6 @@ impl<'p, 'c, 'b, F: FnMut(u64) -> Result<&'b [u8], NoCode>> Walker<'p, 'c, F> {
     pub(super) fn enabled(&self) -> bool {
         !matches!(self.position, Position::Disabled { .. })
     }
-}
-
-/// Packets that may come between any two others.
-pub(super) fn is_timing(packet: &Packet) -> bool {
-    matches!(
-        packet,
-        Packet::Pad
-            | Packet::Tsc(_)
-            | Packet::Tma { .. }
-            | Packet::Mtc(_)
-            | Packet::Cyc(_)
-            | Packet::Cbr { .. }
-            | Packet::Mnt(_)
-    )
 }
 
 impl<'b, F: FnMut(u64) -> Result<&'b [u8], NoCode>> Iterator for Walker<'_, '_, F> {
