@@ -8,6 +8,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::process;
 
+const NIGHTLY: &str = "rustup toolchain install nightly --profile minimal";
+const CARGO_FUZZ: &str = "cargo install cargo-fuzz --locked";
+
 /// Arguments of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -18,21 +21,32 @@ pub struct Args {
     seconds: u32,
 }
 
+/// The short form for CI: seconds for each target. Without a nightly compiler it cannot run, and says so.
+///
+/// # Errors
+/// As [`run`], and if cargo-fuzz cannot be installed.
+pub fn short() -> Result<()> {
+    if needs("a nightly compiler", &["--version"], NIGHTLY).is_err() {
+        eprintln!("skipped: fuzzing: there is no nightly compiler: {NIGHTLY}");
+        return Ok(());
+    }
+    if needs("cargo-fuzz", &["fuzz", "--version"], CARGO_FUZZ).is_err() {
+        eprintln!("installing: cargo-fuzz (from crates.io)");
+        process::run(Command::new("cargo").args(["install", "cargo-fuzz", "--locked"]))?;
+    }
+    run(&Args {
+        targets: Vec::new(),
+        seconds: 10,
+    })
+}
+
 /// Runs `cargo xtask fuzz`.
 ///
 /// # Errors
 /// If a tool is missing, or an input was found that breaks a target: it is kept, and its path printed.
 pub fn run(args: &Args) -> Result<()> {
-    needs(
-        "a nightly compiler",
-        &["--version"],
-        "rustup toolchain install nightly --profile minimal",
-    )?;
-    needs(
-        "cargo-fuzz",
-        &["fuzz", "--version"],
-        "cargo install cargo-fuzz --locked",
-    )?;
+    needs("a nightly compiler", &["--version"], NIGHTLY)?;
+    needs("cargo-fuzz", &["fuzz", "--version"], CARGO_FUZZ)?;
     let package = process::workspace().join("exist-user/exist-trace");
     let list = cargo(&["fuzz", "list"])
         .current_dir(&package)
