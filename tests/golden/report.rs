@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use exist_trace::{
     analysis::report::{Report, report},
-    file::{Generation, Pieces, Writer},
+    file::{Generation, Pieces, Writer, model::flags},
 };
 use simulate::{Plan, Truth, simulate};
 
@@ -138,4 +138,13 @@ fn ten_million_records() {
         start.elapsed().as_secs_f64()
     );
     assert_eq!(r.threads.len(), truth.on_cpu_ns.len());
+}
+
+#[test]
+fn what_was_reconstructed_is_counted() {
+    let (mut generations, _) = simulate(&plan(1, 0));
+    let records = generations.iter_mut().flat_map(|g| &mut g.records);
+    let marked = records.step_by(7).map(|r| r.flags |= flags::MISSED).count() as u64;
+    let r = read(&written(&generations));
+    assert!(marked > 1000 && r.missed == marked, "{} of {marked}", r.missed);
 }

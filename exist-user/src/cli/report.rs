@@ -125,6 +125,13 @@ fn print(r: &Answer, top: usize, out: &mut dyn Write) -> io::Result<()> {
     for lack in &r.lacks {
         writeln!(out, "not in the trace: {}", text::plain(lack))?;
     }
+    if r.missed > 0 {
+        writeln!(
+            out,
+            "note: {} of {} records are of switches that the kernel did not trace: their times come from its accounts",
+            r.missed, r.records
+        )?;
+    }
     if r.skewed > 0 {
         let most = text::duration(r.skew_max_ns);
         writeln!(

@@ -54,7 +54,7 @@ pub fn run(options: &Options, tools: &Tools, dir: &Path, report: &mut Report) ->
         run_us: 0,
         seconds: 300,
     };
-    let _target = target::start(args, &group, dir)?;
+    let _target = target::start(args, &[], &group, dir)?;
     let measure = |tool: Tool| -> Result<Vec<Cost>> {
         let _stats = bpf::Stats::on()?;
         let recording = tools.start(tool, &group)?;

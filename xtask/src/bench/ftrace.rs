@@ -87,6 +87,8 @@ pub struct Switches {
     pub covered: (u64, u64),
     /// Whether the trace says that it lost events.
     pub lost: bool,
+    /// CPUs on which the kernel does not trace all switches: in more than one of 100, what came in had come in before.
+    pub blind: BTreeSet<u32>,
 }
 
 /// Reads the switches of the threads in `tids`. A switch-out is unknown where it is a CPU's first switch in the trace.
@@ -104,6 +106,7 @@ pub fn read(trace: &[u8], tids: &BTreeSet<u32>) -> Result<Switches> {
         switches: Vec::new(),
         covered: (u64::MAX, 0),
         lost: false,
+        blind: BTreeSet::new(),
     };
     let mut cpus: BTreeMap<u32, Vec<(u64, i32)>> = BTreeMap::new();
     for bundle in trace.packet.iter().filter_map(|packet| packet.ftrace_events.as_ref()) {
@@ -118,9 +121,13 @@ pub fn read(trace: &[u8], tids: &BTreeSet<u32>) -> Result<Switches> {
             cpu.push((boottime.saturating_sub(ahead), next));
         }
     }
-    for cpu in cpus.values_mut() {
+    for (&number, cpu) in &mut cpus {
         // Bundles of a CPU need not stand in order in the file.
         cpu.sort_by_key(|&(t_ns, _)| t_ns);
+        let again = cpu.windows(2).filter(|pair| pair[0].1 == pair[1].1).count();
+        if again * 100 > cpu.len() {
+            all.blind.insert(number);
+        }
         let mut prev = None;
         for &(t_ns, next) in cpu.iter() {
             all.covered = (all.covered.0.min(t_ns), all.covered.1.max(t_ns));
@@ -219,6 +226,16 @@ mod tests {
         );
         assert_eq!(read.covered, (2_000, 9_000));
         assert!(!read.lost);
+    }
+
+    #[test]
+    fn a_cpu_that_the_kernel_does_not_trace_is_told() {
+        // From idle to 7 and back, 100 times; on the second CPU the kernel does not trace the idle task.
+        let seen: Vec<_> = (0..200).map(|i| (1_000, 7 * (i % 2))).collect();
+        let half: Vec<_> = (0..100).map(|_| (2_000, 0)).collect();
+        let blind = |trace: Trace| read(&trace.encode_to_vec(), &BTreeSet::new()).unwrap().blind;
+        assert_eq!(blind(trace(1_100, &seen, &half)), BTreeSet::from([1]));
+        assert_eq!(blind(trace(1_100, &seen, &seen)), BTreeSet::new());
     }
 
     #[test]

@@ -13,33 +13,68 @@ pub struct Switch {
     pub came_in: bool,
 }
 
-/// Nanoseconds that each thread ran in `from..to`. The switches may be in any order.
+/// Start and end of each run of each thread, in order and apart.
+pub type Runs = BTreeMap<u32, Vec<(u64, u64)>>;
+
+/// When each thread ran in `from..to`, clipped to it. The switches may be in any order.
 ///
 /// A thread whose first switch goes out ran before it, one whose last switch comes in ran on.
-pub fn running(switches: &[Switch], from: u64, to: u64) -> BTreeMap<u32, u64> {
+pub fn runs(switches: &[Switch], from: u64, to: u64) -> Runs {
     let mut ordered = switches.to_vec();
     ordered.sort_by_key(|switch| switch.t_ns);
     let mut since: BTreeMap<u32, Option<u64>> = BTreeMap::new();
-    let mut time = BTreeMap::new();
+    let mut all = Runs::new();
+    let mut ran = |tid: u32, start: u64, end: u64| {
+        let (start, end) = (start.max(from), end.min(to));
+        if start < end {
+            all.entry(tid).or_default().push((start, end));
+        }
+    };
     for switch in &ordered {
         let start = since.entry(switch.tid).or_insert((!switch.came_in).then_some(0));
         if switch.came_in {
             // Coming in twice (a start-of-recording record and the switch itself): the first holds.
             start.get_or_insert(switch.t_ns);
         } else if let Some(start) = start.take() {
-            *time.entry(switch.tid).or_insert(0) += overlap(start, switch.t_ns, from, to);
+            ran(switch.tid, start, switch.t_ns);
         }
     }
     for (tid, start) in since {
         if let Some(start) = start {
-            *time.entry(tid).or_insert(0) += overlap(start, u64::MAX, from, to);
+            ran(tid, start, u64::MAX);
         }
     }
-    time
+    all
 }
 
-fn overlap(start: u64, end: u64, from: u64, to: u64) -> u64 {
-    end.min(to).saturating_sub(start.max(from))
+/// The runs of one thread in two recordings, joined where they overlap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Joined {
+    /// A run in the one and in the other.
+    pub pairs: Vec<[(u64, u64); 2]>,
+    /// How many runs of the one, and of the other, have none left to be joined with.
+    pub alone: [usize; 2],
+}
+
+/// Joins the runs of one thread, each with the first that it overlaps.
+pub fn join(one: &[(u64, u64)], other: &[(u64, u64)]) -> Joined {
+    let mut joined = Joined::default();
+    let (mut i, mut k) = (0, 0);
+    while let (Some(&a), Some(&b)) = (one.get(i), other.get(k)) {
+        if a.0 < b.1 && b.0 < a.1 {
+            joined.pairs.push([a, b]);
+            (i, k) = (i + 1, k + 1);
+        } else if a.0 < b.0 {
+            joined.alone[0] += 1;
+            i += 1;
+        } else {
+            joined.alone[1] += 1;
+            k += 1;
+        }
+    }
+    joined.alone[0] += one.len() - i;
+    joined.alone[1] += other.len() - k;
+    joined
 }
 
 #[cfg(test)]
@@ -56,11 +91,12 @@ mod tests {
                 came_in: word.starts_with('I'),
             })
             .collect();
-        assert_eq!(
-            running(&switches, 10, 20).get(&1).copied().unwrap_or(0),
-            expect,
-            "{switches:?}"
-        );
+        let time: u64 = runs(&switches, 10, 20)
+            .values()
+            .flatten()
+            .map(|run| run.1 - run.0)
+            .sum();
+        assert_eq!(time, expect, "{switches:?}");
     }
 
     #[test]
@@ -90,6 +126,25 @@ mod tests {
     fn threads_are_apart() {
         let switches = [(1, 10, true), (2, 12, true), (1, 15, false), (2, 20, false)]
             .map(|(tid, t_ns, came_in)| Switch { t_ns, tid, came_in });
-        assert_eq!(running(&switches, 0, 100), BTreeMap::from([(1, 5), (2, 8)]));
+        assert_eq!(
+            runs(&switches, 0, 100),
+            Runs::from([(1, vec![(10, 15)]), (2, vec![(12, 20)])])
+        );
+    }
+
+    #[test]
+    fn runs_are_joined_where_they_overlap() {
+        let one = [(10, 20), (30, 40), (50, 60)];
+        let check = |other: &[(u64, u64)], pairs: usize, alone: [usize; 2]| {
+            let joined = join(&one, other);
+            assert_eq!((joined.pairs.len(), joined.alone), (pairs, alone), "{other:?}");
+        };
+        check(&one, 3, [0, 0]);
+        check(&[(11, 19), (31, 39), (49, 61)], 3, [0, 0]);
+        check(&[(10, 20), (50, 60)], 2, [1, 0]);
+        check(&[(10, 20), (22, 25), (30, 40), (50, 60), (70, 80)], 3, [0, 2]);
+        // The other did not see 20 and 30.
+        check(&[(10, 40), (50, 60)], 2, [1, 0]);
+        check(&[], 0, [3, 0]);
     }
 }

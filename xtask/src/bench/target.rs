@@ -60,12 +60,20 @@ fn wake(mut due: Instant, period: Duration, run: Duration, end: Instant) {
     }
 }
 
-/// Starts it in `group` and waits until all its threads are there.
+/// Starts it in `group`, on these CPUs or, when there are none, on any, and waits until all its threads are there.
 ///
 /// # Errors
 /// It cannot be started.
-pub fn start(args: Args, group: &Group, dir: &Path) -> Result<Running> {
-    let mut command = Command::new(std::env::current_exe().context("failed to find this program")?);
+pub fn start(args: Args, cpus: &[u32], group: &Group, dir: &Path) -> Result<Running> {
+    let program = std::env::current_exe().context("failed to find this program")?;
+    let mut command = if cpus.is_empty() {
+        Command::new(program)
+    } else {
+        let list: Vec<_> = cpus.iter().map(u32::to_string).collect();
+        let mut command = Command::new("taskset");
+        command.args(["--cpu-list", &list.join(",")]).arg(program);
+        command
+    };
     command.args([
         "bench-target",
         "--threads",

@@ -9,7 +9,10 @@ use serde::Serialize;
 
 use crate::{
     export::ndjson::LossRow,
-    file::{Generation, Header, Piece, Pieces, model::LossKind},
+    file::{
+        Generation, Header, Piece, Pieces,
+        model::{LossKind, flags},
+    },
     flow::{Sched, Seen, Step, Thread, ThreadIx, Threads, Why, state::TaskState},
     session::Target,
     units::{Cpu, MonoNs},
@@ -40,6 +43,8 @@ pub struct Report {
     pub losses: Vec<LossRow>,
     /// Records of switches and lives in the file.
     pub records: u64,
+    /// Those of switches at which the kernel did not run its tracepoint: their times come from the scheduler's accounts.
+    pub missed: u64,
     /// Time of the period in which switches are missing.
     pub blind_ns: u64,
     /// Migrations that are stamped in before out, and by how much at most: clocks of CPUs differ.
@@ -120,6 +125,7 @@ struct Tally {
     cpus: BTreeMap<u32, CpuRow>,
     losses: Vec<LossRow>,
     records: u64,
+    missed: u64,
     lacks_sideband: bool,
     lacks_members: bool,
 }
@@ -134,6 +140,7 @@ impl Tally {
             cpus: BTreeMap::new(),
             losses: Vec::new(),
             records: 0,
+            missed: 0,
             lacks_sideband: false,
             lacks_members: false,
         }
@@ -158,6 +165,7 @@ impl Tally {
     fn generation(&mut self, g: &Generation) {
         self.first_number.get_or_insert(g.number);
         self.records += g.records.len() as u64;
+        self.missed += g.records.iter().filter(|r| r.flags & flags::MISSED != 0).count() as u64;
         for c in &g.counters {
             self.cpu(c.cpu).kernel_on_cpu_ns = Some(c.on_cpu_ns);
         }
@@ -262,6 +270,7 @@ impl Tally {
             cpus: self.cpus.into_values().filter(ran).collect(),
             losses: self.losses,
             records: self.records,
+            missed: self.missed,
             blind_ns: seen.blind_ns(),
             skewed: seen.skewed,
             skew_max_ns: seen.skew_max_ns,

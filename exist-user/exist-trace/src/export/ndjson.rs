@@ -17,7 +17,8 @@ pub struct Switch {
     pub tid: u32,
     /// `in` or `out`.
     pub op: &'static str,
-    /// `switch`, or why there is a record without one: `moved` (into or out of the target), `start`, `end` (of the recording).
+    /// `switch`; `missed` (a switch at which the kernel did not run the hook: its time comes from the scheduler's accounts); or
+    /// why there is a record without one: `moved` (into or out of the target), `start`, `end` (of the recording).
     pub why: &'static str,
     /// Switch-out: the letter of `ps`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,6 +62,8 @@ const fn why(f: u8) -> &'static str {
         "end"
     } else if f & flags::MOVED != 0 {
         "moved"
+    } else if f & flags::MISSED != 0 {
+        "missed"
     } else {
         "switch"
     }
