@@ -210,6 +210,7 @@ fn moves_into_and_out_of_the_target() {
         let mut child = spawn("spin", &bed.outside);
         child.ready();
         let Some(mut hook) = start(&bed) else { return };
+        let mut ring = hook.take_notices().unwrap();
         std::thread::sleep(Duration::from_millis(20));
         let pid = child.pid();
         let mut told = Told::default();
@@ -217,7 +218,7 @@ fn moves_into_and_out_of_the_target() {
         for _ in 0..3 {
             let from = mono_ns();
             bed::enter(&bed.dir, pid);
-            hook.notices(|n| notices.push(n));
+            ring.take(|n| notices.push(n));
             hook.snapshot(exist_user::hook::Cpus::Online).unwrap();
             let ran = child.ran_ns();
             until("it runs", || child.ran_ns() > ran + 10_000_000);
@@ -257,6 +258,7 @@ fn moves_into_and_out_of_the_target() {
 fn cgroups_below_the_target_come_and_go() {
     for bed in beds("below") {
         let Some(mut hook) = start(&bed) else { return };
+        let mut ring = hook.take_notices().unwrap();
         let inner = bed.dir.join("a/b");
         std::fs::create_dir_all(&inner).unwrap();
         let mut child = spawn("exec-from-thread", &inner);
@@ -265,13 +267,13 @@ fn cgroups_below_the_target_come_and_go() {
             bed::remove(dir);
         }
         let mut notices = Vec::new();
-        hook.notices(|n| notices.push(n.kind().unwrap()));
+        ring.take(|n| notices.push(n.kind().unwrap()));
         assert!(!notices.contains(&NoticeKind::TargetRemoved));
         let id = bed.id();
         bed::remove(&bed.dir);
         let mut removed = None;
         until("the notice of the target's end", || {
-            hook.notices(|n| removed = removed.or((n.kind() == Some(NoticeKind::TargetRemoved)).then_some(n.id)));
+            ring.take(|n| removed = removed.or((n.kind() == Some(NoticeKind::TargetRemoved)).then_some(n.id)));
             removed.is_some()
         });
         assert_eq!(removed, Some(id));
@@ -285,12 +287,13 @@ fn cgroups_below_the_target_come_and_go() {
 fn each_cpu_is_noticed_once_in_a_period() {
     for bed in beds("seen") {
         let Some(mut hook) = start(&bed) else { return };
+        let mut ring = hook.take_notices().unwrap();
         for period in 1..4 {
             hook.begin_period(period).unwrap();
             let mut child = spawn("exec-from-thread", &bed.dir);
             child.wait();
             let mut cpus = HashMap::new();
-            hook.notices(|n| {
+            ring.take(|n| {
                 if n.kind() == Some(NoticeKind::CpuSeen) && n.id == period {
                     *cpus.entry(n.cpu).or_insert(0) += 1;
                 }

@@ -115,6 +115,7 @@ impl Bench {
                 Report::Op(op) => self.ops.push(op),
                 Report::Loss(loss) => self.losses.push(loss),
                 Report::EnableFailed(cpu) => panic!("CPU {cpu} could not be enabled: {:?}", self.losses),
+                Report::Notice(_) => {}
                 Report::BufferFull(cpu) => self.full.push(cpu),
                 Report::Recorded(recorded) => recording = Some(recorded),
             }

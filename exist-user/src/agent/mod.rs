@@ -7,6 +7,9 @@
 //!  resolve ─▶ side-band, hook, tracers ready ─▶ look-back ─▶ period: one `Input` at a time ─▶ drained ─▶ file closed
 //!                                                              timer, notices, signals, command, tracers, disk
 //! ```
+//!
+//! With a processor trace the real-time thread takes the notices during the period: it starts a CPU's tracer as soon as the
+//! target is seen there, and passes the notice on.
 
 mod inputs;
 mod pace;
@@ -174,9 +177,14 @@ async fn record_target(
     })?;
     // After the other threads have started, which have priorities of their own. Without the privilege we only drain later.
     let _ = rt::be_preferred(Niceness::Drain);
-    let notices = streams.hook().notices_fd().try_clone_to_owned()?;
+    let notices = streams.hook().take_notices();
+    let notices_fd = notices
+        .as_ref()
+        .context("the hook has no notices")?
+        .as_fd()
+        .try_clone_to_owned()?;
     let ends = |command: &mut target::Command| command.child().as_fd().try_clone_to_owned();
-    let mut inputs = Inputs::new(notices, target.command.as_mut().map(ends).transpose()?, inbox)?;
+    let mut inputs = Inputs::new(notices_fd, target.command.as_mut().map(ends).transpose()?, inbox)?;
 
     let begun = streams.begin()?;
     let cpu_begun_ns = clock::process_cpu_ns();
@@ -189,6 +197,7 @@ async fn record_target(
     let mut recorder = Recorder::new(
         Parts {
             streams,
+            notices,
             tracers: Tracers::new(tracing.operator),
             aggregator,
             writer,

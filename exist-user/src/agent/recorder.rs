@@ -17,9 +17,9 @@ use super::{
 };
 use crate::{
     aggregate::{Aggregator, Totals},
-    capture::{Change, Hotplug},
+    capture::{Change, Hotplug, Report},
     control::{self, Command, Controller, EndReason, PeriodId},
-    hook::{Notice, NoticeKind},
+    hook::{Notice, NoticeKind, Notices},
     sys::{clock, cpu, procfs::Process, roots::Roots},
     target::Resolved,
 };
@@ -40,6 +40,8 @@ const FINISHING: Duration = Duration::from_millis(2);
 /// What a recording is made of.
 pub struct Parts {
     pub streams: Streams,
+    /// Until the real-time thread has them.
+    pub notices: Option<Notices>,
     pub tracers: Tracers,
     pub aggregator: Aggregator,
     pub writer: FileWriter,
@@ -130,6 +132,7 @@ impl Recorder {
             Input::Notices => self.notices()?,
             Input::Interrupt => self.step(control::Input::Interrupt)?,
             Input::CommandEnded => self.step(control::Input::TargetExited { period: PERIOD })?,
+            Input::Tracer(Report::Notice(notice)) => self.take_notices([notice])?,
             Input::Tracer(report) => {
                 if let Some(input) = self.parts.tracers.take(report, &mut self.parts.aggregator) {
                     self.step(input)?;
@@ -166,9 +169,7 @@ impl Recorder {
         if worthwhile {
             tokio::time::sleep(LOOK_BACK).await;
             let seen = self
-                .parts
-                .streams
-                .notices()
+                .waiting_notices()
                 .into_iter()
                 .filter(|n| n.kind() == Some(NoticeKind::CpuSeen));
             look_back.extend(seen.map(|notice| Cpu(notice.cpu)));
@@ -187,6 +188,11 @@ impl Recorder {
                     }
                 }
             }
+        }
+        if self.ended.is_none()
+            && let Some(notices) = self.parts.notices.take()
+        {
+            self.parts.notices = self.parts.tracers.watch(notices);
         }
         if worthwhile && self.ended.is_none() {
             self.start = MonoNs(clock::mono_ns());
@@ -275,6 +281,10 @@ impl Recorder {
         self.parts
             .controller
             .step(MonoNs(clock::mono_ns()), input, &mut commands);
+        // Before the tracers stop: none may start any more.
+        if commands.iter().any(|command| matches!(command, Command::Drain(_))) {
+            self.parts.tracers.end_watch();
+        }
         for command in commands {
             match command {
                 Command::Enable(cpu) => self.parts.tracers.enable(cpu),
@@ -357,9 +367,23 @@ impl Recorder {
     }
 
     fn notices(&mut self) -> anyhow::Result<()> {
+        let waiting = self.waiting_notices();
+        self.take_notices(waiting)
+    }
+
+    /// The notices that wait, unless the real-time thread takes them.
+    fn waiting_notices(&mut self) -> Vec<Notice> {
+        let mut waiting = Vec::new();
+        if let Some(notices) = &mut self.parts.notices {
+            notices.take(|notice| waiting.push(notice));
+        }
+        waiting
+    }
+
+    fn take_notices(&mut self, notices: impl IntoIterator<Item = Notice>) -> anyhow::Result<()> {
         let mut judge = false;
         let mut drain = false;
-        for notice in self.parts.streams.notices() {
+        for notice in notices {
             match notice.kind() {
                 Some(NoticeKind::CpuSeen) => self.seen(&notice)?,
                 Some(NoticeKind::TargetRemoved) => self.removed()?,

@@ -11,7 +11,7 @@ use exist_trace::{
 use crate::{
     aggregate::Aggregator,
     capture::Change,
-    hook::{Cpus, Event, Hook, HookOptions, Notice, Role},
+    hook::{Cpus, Event, Hook, HookOptions, Role},
     sys::{
         clock, cpu,
         perf::{RING_BYTES, SideBand},
@@ -85,13 +85,6 @@ impl Streams {
     /// The hook, for what is no stream.
     pub fn hook(&mut self) -> &mut Hook {
         &mut self.hook
-    }
-
-    /// The notices that wait.
-    pub fn notices(&mut self) -> Vec<Notice> {
-        let mut notices = Vec::new();
-        self.hook.notices(|notice| notices.push(notice));
-        notices
     }
 
     /// Hands everything over that waits in the rings: the side-band first, so that the records of the hook that tell whose

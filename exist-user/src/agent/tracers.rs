@@ -2,13 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use exist_trace::units::{Cpu, MonoNs};
+use exist_trace::{
+    file::model::ControlKind,
+    units::{Cpu, MonoNs},
+};
 
 use super::writer::FileWriter;
 use crate::{
     aggregate::Aggregator,
     capture::{Operator, Recording, Report, Request},
     control::Input,
+    hook::Notices,
 };
 
 /// Tracers at work. Without an operator every request is done at once and leaves nothing.
@@ -19,6 +23,8 @@ pub struct Tracers {
     open: BTreeSet<Cpu>,
     /// CPUs whose enabling has not been answered.
     starting: BTreeSet<Cpu>,
+    /// CPUs whose tracer runs.
+    running: BTreeSet<Cpu>,
     /// When the target was first seen on a CPU.
     seen: BTreeMap<Cpu, MonoNs>,
     recordings: VecDeque<Recording>,
@@ -37,6 +43,25 @@ impl Tracers {
         self.operator.is_some()
     }
 
+    /// From now on a tracer starts as soon as the target comes to its CPU; the notices come back as [`Report::Notice`].
+    /// Gives them back when there are no tracers.
+    pub fn watch(&mut self, notices: Notices) -> Option<Notices> {
+        match &mut self.operator {
+            Some(operator) => {
+                operator.request(Request::Watch(Box::new(notices)));
+                None
+            }
+            None => Some(notices),
+        }
+    }
+
+    /// The period is over.
+    pub fn end_watch(&mut self) {
+        if let Some(operator) = &mut self.operator {
+            operator.request(Request::EndWatch);
+        }
+    }
+
     /// The target runs on this CPU since `time`.
     pub fn seen(&mut self, cpu: Cpu, time: MonoNs) {
         self.seen.entry(cpu).or_insert(time);
@@ -45,7 +70,9 @@ impl Tracers {
     pub fn enable(&mut self, cpu: Cpu) {
         if let Some(operator) = &mut self.operator {
             self.open.insert(cpu);
-            self.starting.insert(cpu);
+            if !self.running.contains(&cpu) {
+                self.starting.insert(cpu);
+            }
             operator.request(Request::Enable {
                 cpu,
                 seen: self.seen.remove(&cpu),
@@ -79,14 +106,20 @@ impl Tracers {
     pub fn take(&mut self, report: Report, aggregator: &mut Aggregator) -> Option<Input> {
         match report {
             Report::Op(op) => {
-                if let Some(cpu) = op
-                    .cpu
-                    .filter(|_| op.kind == exist_trace::file::model::ControlKind::PtEnable)
-                {
-                    self.starting.remove(&cpu);
+                if let (Some(cpu), None) = (op.cpu, &op.error) {
+                    match op.kind {
+                        ControlKind::PtEnable => {
+                            self.starting.remove(&cpu);
+                            self.running.insert(cpu);
+                        }
+                        ControlKind::PtDisable => _ = self.running.remove(&cpu),
+                        _ => {}
+                    }
                 }
                 aggregator.op(op);
             }
+            // Taken before it comes here.
+            Report::Notice(_) => {}
             Report::Loss(loss) => aggregator.loss(loss),
             Report::EnableFailed(cpu) => {
                 self.open.remove(&cpu);

@@ -4,6 +4,9 @@
 //! after the window what a tracer wrote. Refuses: a processor that has no trace, or whose trace another program holds,
 //! with the reason. Who shares a CPU with whom is the controller's business.
 //!
+//! A CPU that the target comes to while it is watched is started at once, on the real-time thread, before the controller is
+//! asked, which is no longer than it has the time for. What it then does not ask for is stopped when the watch ends.
+//!
 //! ```text
 //!  source.open(cpu)     enable: one operation           disable: one operation     pieces, close
 //!  prepare ──▶ ready ──────────────────────▶ running ──────────────────────▶ Recording ──▶ gone
@@ -22,10 +25,15 @@ mod setup;
 #[cfg(test)]
 pub mod fake;
 
-use std::{io, os::fd::BorrowedFd};
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
 
 use exist_trace::{file::model::PtSettings, units::Cpu};
 use thiserror::Error;
+
+use crate::hook::{Notice, Notices};
 
 pub use aux_log::{AuxLog, PIECE_BYTES};
 pub use hotplug::{Change, Hotplug};
@@ -45,6 +53,25 @@ pub trait PtSource: Send {
     /// # Errors
     /// [`OpenError`]; after [`OpenError::Memory`] a smaller buffer may go.
     fn open(&self, cpu: Cpu, buffer_bytes: u64) -> Result<Box<dyn Tracer>, OpenError>;
+}
+
+/// Tells which CPUs the target comes to, while it is watched for that.
+pub trait Sightings: Send {
+    /// Readable when there is something to take.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Gives what waits.
+    fn take(&mut self, sink: &mut dyn FnMut(Notice));
+}
+
+impl Sightings for Notices {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+
+    fn take(&mut self, sink: &mut dyn FnMut(Notice)) {
+        Self::take(self, sink);
+    }
 }
 
 /// The tracer of one CPU, with its buffer: a full one stops it.

@@ -17,6 +17,7 @@ pub mod cost;
 mod error;
 mod layout;
 mod load;
+mod notices;
 mod object;
 mod rings;
 mod tally;
@@ -24,7 +25,6 @@ mod warnings;
 
 use std::{
     num::{NonZero, NonZeroU32},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     sync::atomic::{Ordering, fence},
 };
 
@@ -40,6 +40,7 @@ pub use self::{
     btf::{Btf, BtfError},
     error::HookError,
     load::kernel_btf,
+    notices::Notices,
     object::OBJECT,
     rings::{Drained, Event},
 };
@@ -130,7 +131,9 @@ pub struct Hook {
     targets: aya::maps::HashMap<aya::maps::MapData, u64, u32>,
     shards: Vec<Shard>,
     life: BpfRing,
-    notices: BpfRing,
+    /// Until somebody takes them.
+    notices: Option<Notices>,
+    notices_bytes: usize,
     warnings: Warnings,
     /// What the kernel side was told last.
     control: Control,
@@ -169,7 +172,8 @@ impl Hook {
                 .map(|(cpu, ring)| Shard::new(cpu, ring, now))
                 .collect(),
             life: loaded.life,
-            notices: loaded.notices,
+            notices_bytes: loaded.notices.data_bytes(),
+            notices: Some(Notices::new(loaded.notices)),
             warnings: loaded.warnings,
             control: Control::default(),
             told_at: now,
@@ -359,11 +363,9 @@ impl Hook {
             .collect())
     }
 
-    /// The notices that wait. [`Hook::notices_fd`] is readable when there are some.
-    pub fn notices(&mut self, mut sink: impl FnMut(Notice)) {
-        // The programs write nothing else, so nothing is left out here.
-        self.notices
-            .drain(|item| Notice::from_bytes(item).into_iter().for_each(&mut sink));
+    /// The notices, once: they can be read on another thread.
+    pub const fn take_notices(&mut self) -> Option<Notices> {
+        self.notices.take()
     }
 
     /// What the programs have warned of since the last call: one of a kind on each CPU at the most.
@@ -371,17 +373,11 @@ impl Hook {
         self.warnings.take()
     }
 
-    /// For `AsyncFd`: register this, then read [`Hook::notices`] whenever it is readable. It lives as long as the hook.
-    #[must_use]
-    pub fn notices_fd(&self) -> BorrowedFd<'_> {
-        self.notices.as_fd()
-    }
-
     /// Bytes that the rings hold in the kernel's memory.
     #[must_use]
     pub fn ring_bytes(&self) -> usize {
         let shards: usize = self.shards.iter().map(|s| s.ring.data_bytes()).sum();
-        shards + self.life.data_bytes() + self.notices.data_bytes()
+        shards + self.life.data_bytes() + self.notices_bytes
     }
 
     /// Time and count of each attached program. All 0 unless `kernel.bpf_stats_enabled` is 1.
@@ -408,13 +404,6 @@ impl Hook {
             .get(&0, 0)
             .map_err(|e| HookError::load("read the counters of the CPUs", &e))?;
         Ok(values.iter().map(|words| CpuState::from_words(*words)).collect())
-    }
-}
-
-impl AsRawFd for Hook {
-    /// The ring of notices.
-    fn as_raw_fd(&self) -> RawFd {
-        self.notices.as_raw_fd()
     }
 }
 

@@ -1,187 +1,32 @@
-//! The thread that starts and stops tracers. It has real-time priority, since a busy machine is where a trace is wanted,
-//! and does nothing that takes long: memory is prepared before, bytes are read by whoever gets the [`Recording`].
+//! What the thread does.
 
 use std::{
     collections::BTreeMap,
-    io::{self, PipeReader, PipeWriter, Read, Write},
+    io::{self, PipeReader, Read},
     os::fd::AsFd,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-        mpsc::{Receiver, Sender, channel},
-    },
-    thread::JoinHandle,
+    sync::mpsc::{Receiver, TryRecvError},
 };
 
 use exist_trace::{
-    file::model::{ControlKind, ControlOp, Loss, LossKind, PtBytes},
+    file::model::{ControlKind, ControlOp, Loss, LossKind},
     units::{Cpu, MonoNs},
 };
 
-use super::{AuxLog, Prepared, PtSource, Tracer, aux_log::Window, prepare::unavailable};
+use super::{Recording, Report, Request, now, op};
 use crate::{
     alloc::DEFAULT_BUFFER_BYTES,
-    sys::{
-        clock,
-        poll::{self, Ready},
-        rt,
-    },
+    capture::{AuxLog, Prepared, PtSource, Sightings, Tracer, aux_log::Window, prepare::unavailable},
+    hook::NoticeKind,
+    sys::poll::{self, Ready},
 };
-
-/// What to do with a CPU's tracer: the controller's commands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request {
-    /// Start it; open it first if it is not prepared (a CPU that came online). `seen`: when the target was first switched
-    /// in here without it; `None`: started before that.
-    Enable { cpu: Cpu, seen: Option<MonoNs> },
-    /// Stop it and hand over what it wrote.
-    Disable(Cpu),
-    /// The CPU is offline, the kernel has stopped it: hand over what it wrote.
-    Abandon(Cpu),
-}
-
-/// What came of it.
-pub enum Report {
-    Op(ControlOp),
-    Loss(Loss),
-    EnableFailed(Cpu),
-    BufferFull(Cpu),
-    /// The window of a CPU is over.
-    Recorded(Recording),
-}
-
-/// The window of one CPU, stopped: to be read, written to the file, and closed at once, since until then no other
-/// program can use the CPU's tracer.
-pub struct Recording {
-    window: Window,
-    tracer: Box<dyn Tracer>,
-    log: AuxLog,
-    /// Offset of the buffer's first byte in the CPU's stream.
-    base: u64,
-}
-
-impl Recording {
-    #[must_use]
-    pub fn cpu(&self) -> Cpu {
-        self.window.cpu
-    }
-
-    /// When the tracer stopped: when it was disabled, or before that because its buffer was full or its CPU gone.
-    #[must_use]
-    pub fn recorded_until(&self) -> MonoNs {
-        self.log
-            .full_since(self.window.buffer_bytes)
-            .unwrap_or(self.window.disabled)
-    }
-
-    /// What the tracer wrote, bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.tracer.bytes().len()
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// What the tracer wrote, in pieces of at most 1 MiB. A second window of the CPU starts at a higher offset than the
-    /// first ended: the streams do not join.
-    pub fn pieces(&self) -> impl Iterator<Item = PtBytes> + '_ {
-        self.log.pieces(self.window.cpu, self.base, self.tracer.bytes())
-    }
-
-    /// Gives the tracer and its memory back.
-    #[must_use]
-    pub fn close(self) -> ControlOp {
-        let (cpu, from) = (self.window.cpu, now());
-        drop(self);
-        op(ControlKind::PtClose, cpu, from, None)
-    }
-}
-
-/// The real-time thread; it ends, and every tracer with it, when this is dropped.
-pub struct Operator {
-    requests: Option<Sender<Request>>,
-    wake: PipeWriter,
-    thread: Option<JoinHandle<()>>,
-    real_time: Arc<AtomicBool>,
-}
-
-impl Operator {
-    /// Starts the thread with what is prepared. `report` is called on the thread: it must not block.
-    ///
-    /// # Errors
-    /// When the system has no thread or no descriptor left.
-    pub fn start(
-        source: Box<dyn PtSource>,
-        prepared: Prepared,
-        report: Box<dyn FnMut(Report) + Send>,
-    ) -> io::Result<Self> {
-        let (requests, received) = channel();
-        let (woken, wake) = io::pipe()?;
-        let real_time = Arc::new(AtomicBool::new(false));
-        let mut state = State {
-            source,
-            slots: prepared
-                .tracers
-                .into_iter()
-                .map(|(cpu, tracer)| (cpu, Slot::new(tracer)))
-                .collect(),
-            buffer_bytes: prepared
-                .settings
-                .buffers
-                .first()
-                .map_or(DEFAULT_BUFFER_BYTES, |buffer| buffer.bytes),
-            bases: BTreeMap::new(),
-            report,
-        };
-        let is_real_time = Arc::clone(&real_time);
-        let thread = std::thread::Builder::new()
-            .name("exist-tracers".to_owned())
-            .spawn(move || {
-                is_real_time.store(rt::become_real_time().is_ok(), Ordering::Relaxed);
-                state.run(&received, &woken);
-            })?;
-        Ok(Self {
-            requests: Some(requests),
-            wake,
-            thread: Some(thread),
-            real_time,
-        })
-    }
-
-    /// Asks for an operation; its result comes as [`Report`]s.
-    pub fn request(&mut self, request: Request) {
-        if let Some(requests) = &self.requests {
-            // The thread lives as long as this sender; a full pipe wakes it as well as one more byte.
-            let _ = requests.send(request);
-            let _ = self.wake.write(&[0]);
-        }
-    }
-
-    /// Whether the thread got real-time priority. Without it (no CAP_SYS_NICE), enabling on a busy machine is late.
-    #[must_use]
-    pub fn is_real_time(&self) -> bool {
-        self.real_time.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Operator {
-    fn drop(&mut self) {
-        drop(self.requests.take());
-        let _ = self.wake.write(&[0]);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
 
 struct Slot {
     tracer: Box<dyn Tracer>,
     log: AuxLog,
     /// Since when it runs.
     enabled: Option<MonoNs>,
+    /// Whether the controller has asked for it.
+    asked: bool,
     /// Whether its descriptor can still say something.
     watched: bool,
 }
@@ -192,6 +37,7 @@ impl Slot {
             tracer,
             log: AuxLog::default(),
             enabled: None,
+            asked: false,
             watched: true,
         }
     }
@@ -207,24 +53,64 @@ impl Slot {
     }
 }
 
-struct State {
+pub struct State {
     source: Box<dyn PtSource>,
     slots: BTreeMap<Cpu, Slot>,
     /// For a CPU that is not prepared.
     buffer_bytes: u64,
     /// Where the next window of a CPU starts in its stream.
     bases: BTreeMap<Cpu, u64>,
+    /// While watching.
+    sightings: Option<Box<dyn Sightings>>,
     report: Box<dyn FnMut(Report) + Send>,
 }
 
+/// What was waited for.
+struct Woken {
+    /// There are requests.
+    requests: bool,
+    /// The target may have come to a CPU.
+    sightings: bool,
+    /// Tracers whose buffer may be full.
+    full: Vec<Cpu>,
+}
+
 impl State {
-    fn run(&mut self, requests: &Receiver<Request>, woken: &PipeReader) {
+    pub fn new(source: Box<dyn PtSource>, prepared: Prepared, report: Box<dyn FnMut(Report) + Send>) -> Self {
+        Self {
+            source,
+            slots: prepared
+                .tracers
+                .into_iter()
+                .map(|(cpu, tracer)| (cpu, Slot::new(tracer)))
+                .collect(),
+            buffer_bytes: prepared
+                .settings
+                .buffers
+                .first()
+                .map_or(DEFAULT_BUFFER_BYTES, |buffer| buffer.bytes),
+            bases: BTreeMap::new(),
+            sightings: None,
+            report,
+        }
+    }
+
+    pub fn run(&mut self, requests: &Receiver<Request>, woken: &PipeReader) {
         loop {
-            let (readable, full) = match self.wait(woken) {
-                Ok(ready) => ready,
-                // No memory for the answer, for example: look at the requests, the buffers stop by themselves.
-                Err(_) => (true, Vec::new()),
-            };
+            let Woken {
+                requests: readable,
+                sightings,
+                full,
+            } = self.wait(woken).unwrap_or(Woken {
+                // No memory for the answer, for example: look at the others, the buffers stop by themselves.
+                requests: true,
+                sightings: true,
+                full: Vec::new(),
+            });
+            // First of all: each microsecond is one of which there is no trace.
+            if sightings {
+                self.look();
+            }
             full.into_iter().for_each(|cpu| self.full(cpu));
             if readable && matches!((&mut &*woken).read(&mut [0; 64]), Ok(0) | Err(_)) {
                 return;
@@ -232,15 +118,15 @@ impl State {
             loop {
                 match requests.try_recv() {
                     Ok(request) => self.carry_out(request),
-                    Err(std::sync::mpsc::TryRecvError::Empty) => break,
-                    Err(std::sync::mpsc::TryRecvError::Disconnected) => return,
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return,
                 }
             }
         }
     }
 
-    /// Waits for requests, and for tracers whose buffer may be full.
-    fn wait(&mut self, woken: &PipeReader) -> io::Result<(bool, Vec<Cpu>)> {
+    /// Waits for requests, for the target to come to a CPU, and for tracers whose buffer may be full.
+    fn wait(&mut self, woken: &PipeReader) -> io::Result<Woken> {
         let running: Vec<_> = self
             .slots
             .iter()
@@ -248,10 +134,16 @@ impl State {
             .filter_map(|(&cpu, slot)| Some((cpu, slot.tracer.full_fd()?)))
             .collect();
         let fds: Vec<_> = std::iter::once(woken.as_fd())
+            .chain(self.sightings.as_ref().map(|sightings| sightings.fd()))
             .chain(running.iter().map(|(_, fd)| *fd))
             .collect();
         let ready = poll::wait(&fds, None)?;
-        let (requests, tracers) = ready.split_first().expect("one answer for each descriptor");
+        let (of_us, tracers) = ready.split_at(fds.len() - running.len());
+        let woken = Woken {
+            requests: of_us.first().is_some_and(|ready| *ready != Ready::Nothing),
+            sightings: of_us.get(1).is_some_and(|ready| *ready != Ready::Nothing),
+            full: Vec::new(),
+        };
         let said: Vec<_> = running
             .iter()
             .zip(tracers)
@@ -263,10 +155,40 @@ impl State {
                 slot.watched = *ready != Ready::Gone;
             }
         }
-        Ok((
-            *requests != Ready::Nothing,
-            said.into_iter().map(|(cpu, _)| cpu).collect(),
-        ))
+        Ok(Woken {
+            full: said.into_iter().map(|(cpu, _)| cpu).collect(),
+            ..woken
+        })
+    }
+
+    /// Starts the tracers of CPUs that the target has come to, and passes on what was told.
+    fn look(&mut self) {
+        let Some(mut sightings) = self.sightings.take() else {
+            return;
+        };
+        sightings.take(&mut |notice| {
+            let cpu = Cpu(notice.cpu);
+            if notice.kind() == Some(NoticeKind::CpuSeen) && self.slots.contains_key(&cpu) {
+                self.start(cpu, Some(MonoNs(notice.time_ns)));
+            }
+            (self.report)(Report::Notice(notice));
+        });
+        self.sightings = Some(sightings);
+    }
+
+    /// Takes what waits for the last time, and stops what was started and not asked for.
+    fn end_watch(&mut self) {
+        self.look();
+        self.sightings = None;
+        let unasked = |(&cpu, slot): (&Cpu, &Slot)| (slot.enabled.is_some() && !slot.asked).then_some(cpu);
+        let unasked: Vec<_> = self.slots.iter().filter_map(unasked).collect();
+        for cpu in unasked {
+            if let Some(mut slot) = self.slots.remove(&cpu) {
+                let from = now();
+                let result = slot.tracer.disable();
+                (self.report)(Report::Op(op(ControlKind::PtDisable, cpu, from, result.err())));
+            }
+        }
     }
 
     fn full(&mut self, cpu: Cpu) {
@@ -282,6 +204,11 @@ impl State {
 
     fn carry_out(&mut self, request: Request) {
         match request {
+            Request::Watch(sightings) => {
+                self.sightings = Some(sightings);
+                self.look(); // what came before shows in no descriptor
+            }
+            Request::EndWatch => self.end_watch(),
             Request::Enable { cpu, seen } => self.enable(cpu, seen),
             Request::Disable(cpu) => self.disable(cpu),
             Request::Abandon(cpu) => self.abandon(cpu),
@@ -292,6 +219,14 @@ impl State {
         if !self.slots.contains_key(&cpu) && !self.open(cpu) {
             return;
         }
+        self.start(cpu, seen);
+        if let Some(slot) = self.slots.get_mut(&cpu) {
+            slot.asked = true;
+        }
+    }
+
+    /// Starts a tracer that is there and does not run.
+    fn start(&mut self, cpu: Cpu, seen: Option<MonoNs>) {
         let Some(slot) = self.slots.get_mut(&cpu).filter(|slot| slot.enabled.is_none()) else {
             return;
         };
@@ -413,21 +348,3 @@ impl State {
         (self.report)(Report::Recorded(recording));
     }
 }
-
-fn now() -> MonoNs {
-    MonoNs(clock::mono_ns())
-}
-
-fn op(kind: ControlKind, cpu: Cpu, from: MonoNs, error: Option<io::Error>) -> ControlOp {
-    ControlOp {
-        from,
-        to: now(),
-        cpu: Some(cpu),
-        kind,
-        error: error.map(|error| error.to_string()),
-    }
-}
-
-#[cfg(test)]
-#[path = "operator_tests.rs"]
-mod tests;

@@ -1,12 +1,17 @@
 use std::{
+    io::{PipeReader, Read},
+    os::fd::{AsFd, BorrowedFd},
     sync::mpsc::{self, RecvTimeoutError},
     time::Duration,
 };
+
+use exist_trace::file::model::LossKind;
 
 use super::*;
 use crate::{
     alloc::{Asked, LEAST_BUFFER_BYTES, Plan},
     capture::{fake::FakePt, prepare},
+    hook::NoticeKind,
 };
 
 const BUFFER: u64 = LEAST_BUFFER_BYTES;
@@ -78,6 +83,7 @@ fn show(report: &Report) -> String {
             assert!(loss.from <= loss.to);
             format!("lost:{}{}", loss.kind.as_str(), loss.cpu.unwrap())
         }
+        Report::Notice(notice) => format!("notice{}", notice.cpu),
         Report::EnableFailed(cpu) => format!("failed{cpu}"),
         Report::BufferFull(cpu) => format!("full{cpu}"),
         Report::Recorded(recording) => format!("recorded{}", recording.cpu()),
@@ -111,6 +117,83 @@ fn a_window_is_two_operations_a_cpu_and_untouched_cpus_none() {
     let said = bench.pt.said();
     assert_eq!(said.matches("able").count(), 4, "{said}");
     assert_eq!(said.matches("close").count(), 3, "{said}");
+}
+
+/// Notices as a test gives them.
+struct Told {
+    notices: mpsc::Receiver<Notice>,
+    readable: PipeReader,
+}
+
+impl Sightings for Told {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.readable.as_fd()
+    }
+
+    fn take(&mut self, sink: &mut dyn FnMut(Notice)) {
+        for notice in self.notices.try_iter() {
+            self.readable.read_exact(&mut [0]).unwrap();
+            sink(notice);
+        }
+    }
+}
+
+/// Says that the target has come to a CPU.
+struct Tell {
+    notices: mpsc::Sender<Notice>,
+    wake: PipeWriter,
+}
+
+impl Tell {
+    fn seen(&mut self, cpu: u32) {
+        self.notices
+            .send(Notice {
+                time_ns: clock::mono_ns(),
+                kind: NoticeKind::CpuSeen as u32,
+                cpu,
+                pid: 1,
+                tid: 1,
+                id: 1,
+            })
+            .unwrap();
+        self.wake.write_all(&[0]).unwrap();
+    }
+}
+
+fn told() -> (Tell, Box<Told>) {
+    let (send, notices) = mpsc::channel();
+    let (readable, wake) = io::pipe().unwrap();
+    (Tell { notices: send, wake }, Box::new(Told { notices, readable }))
+}
+
+#[test]
+fn a_cpu_that_the_target_comes_to_is_started_before_the_controller_asks() {
+    let mut bench = Bench::new(3);
+    bench.enable(0);
+    bench.until("pt_enable0");
+    let (mut tell, told) = told();
+    tell.seen(1); // before the watch begins
+    bench.operator.request(Request::Watch(told));
+    assert_eq!(bench.until("notice"), ["lost:pt_late1", "pt_enable1", "notice1"]);
+    tell.seen(0); // runs already
+    assert_eq!(bench.until("notice"), ["notice0"]);
+    bench.enable(1); // what the controller says to the notice: no further operation
+    tell.seen(2);
+    assert_eq!(bench.until("notice2"), ["lost:pt_late2", "pt_enable2", "notice2"]);
+    tell.seen(9); // not prepared: only the controller can want it
+    assert_eq!(bench.until("notice"), ["notice9"]);
+
+    // Nobody has asked for CPU 2 when the watch ends: its window is nobody's.
+    bench.operator.request(Request::EndWatch);
+    assert_eq!(bench.until("pt_disable"), ["pt_disable2"]);
+    for cpu in [0, 1] {
+        bench.operator.request(Request::Disable(Cpu(cpu)));
+        let (recording, before) = bench.recording();
+        assert_eq!((recording.cpu(), before), (Cpu(cpu), vec![format!("pt_disable{cpu}")]));
+    }
+    drop(bench.operator);
+    let said = bench.pt.said();
+    assert_eq!(said.matches("able").count(), 6, "{said}");
 }
 
 #[test]
