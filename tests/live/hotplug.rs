@@ -15,6 +15,7 @@ mod steal;
 mod work;
 
 use std::{
+    collections::HashMap,
     env, fs,
     path::{Path, PathBuf},
     process::Command,
@@ -113,7 +114,32 @@ struct Away {
     to: u64,
 }
 
-fn go_and_come(cpu: u32) -> Away {
+/// Waits until a thread of the process has run on this CPU since the call: on a busy machine the scheduler may leave it to others.
+fn wait_until_it_runs_on(cpu: u32, pid: u32) {
+    let runs = || -> HashMap<PathBuf, String> {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        threads
+            .filter_map(|thread| {
+                // The 39th field of the line, the 37th behind the name (Documentation/filesystems/proc.rst).
+                let stat = fs::read_to_string(thread.path().join("stat")).ok()?;
+                let last: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()?;
+                let runs = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+                (last == cpu).then_some((thread.path(), runs))
+            })
+            .collect()
+    };
+    let (before, began) = (runs(), Instant::now());
+    while !runs().iter().any(|(thread, runs)| before.get(thread) != Some(runs)) {
+        assert!(
+            began.elapsed() < Duration::from_secs(5),
+            "nothing of {pid} runs on CPU {cpu}"
+        );
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn go_and_come(cpu: u32, pid: u32) -> Away {
+    wait_until_it_runs_on(cpu, pid);
     let offline = Offline::take(cpu).unwrap();
     let from = clock::mono_ns();
     assert!(!online().contains(&cpu));
@@ -121,6 +147,7 @@ fn go_and_come(cpu: u32) -> Away {
     let to = clock::mono_ns();
     drop(offline);
     assert!(online().contains(&cpu));
+    wait_until_it_runs_on(cpu, pid);
     thread::sleep(STAYS);
     Away { from, to }
 }
@@ -153,7 +180,7 @@ fn a_cpu_goes_and_comes_back() {
         let changes = scope.spawn(|| {
             let began = Instant::now();
             let changes: Vec<_> = (0..TIMES)
-                .map(|n| (go_and_come(cpu), probe(&workload, folder.path(), cpu, n)))
+                .map(|n| (go_and_come(cpu, workload.pid), probe(&workload, folder.path(), cpu, n)))
                 .collect();
             assert!(
                 began.elapsed() < Duration::from_secs(SECONDS),
