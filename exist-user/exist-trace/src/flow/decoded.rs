@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::{
     attribution::{Counts, Owner},
     cpu::{Context, CpuFlow},
+    runs::{Spans, Unseen, runs},
     segments::{Entry, Exit, Segment},
     spans::{Branch, Span, Stack},
     streams::Streams,
@@ -27,6 +28,9 @@ pub struct Flow {
     /// Every thread that owns a segment, with its process.
     threads: BTreeMap<Tid, Vec<Piece>>,
     records: Vec<Record>,
+    unseen: Unseen,
+    /// By CPU, the segments that may be any thread's, in order.
+    open: Vec<Vec<usize>>,
 }
 
 /// A segment of a thread.
@@ -135,12 +139,25 @@ impl Flow {
         for pieces in threads.values_mut() {
             pieces.sort_by_key(|p| (cpus[p.cpu].segments.segments[p.segment].entered.lo, p.cpu, p.segment));
         }
-        Some(Self {
+        let mut flow = Self {
             cpus,
             clock,
             threads,
             records,
-        })
+            unseen: Unseen::default(),
+            open: Vec::new(),
+        };
+        flow.unseen = Unseen::new(&flow.records, &flow.streams());
+        let is_open = |owner: &Owner| matches!(owner, Owner::Ambiguous | Owner::Lost);
+        let open = |cpu: &CpuFlow| {
+            (0..)
+                .zip(&cpu.owners)
+                .filter(|(_, owner)| is_open(owner))
+                .map(|(at, _)| at)
+                .collect()
+        };
+        flow.open = flow.cpus.iter().map(open).collect();
+        Some(flow)
     }
 
     /// The threads that own a part of the trace.
@@ -193,13 +210,20 @@ impl Flow {
         let mut resume: Option<u64> = None;
         let mut end = MonoNs(0);
         let mut places: HashMap<(usize, u64), Place> = HashMap::new();
+        let mut last: Option<&Piece> = None;
         for piece in self.threads.get(&tid).into_iter().flatten() {
             let (cpu, segment) = self.piece(piece);
-            let Some(space) = image.space(piece.pid, self.clock.mono(segment.entered.lo)) else {
+            let entered = self.clock.mono(segment.entered.lo);
+            // It may be anywhere by now.
+            if self.unseen.between(tid, end, entered) || last.is_some_and(|last| self.ran_unseen(last, piece)) {
+                resume = None;
+            }
+            last = Some(piece);
+            let Some(space) = image.space(piece.pid, entered) else {
                 continue;
             };
             // Another program (exec) has another stack.
-            if self.executed_between(piece.pid, end, self.clock.mono(segment.entered.lo)) {
+            if self.executed_between(piece.pid, end, entered) {
                 stack.end(end, &mut sink);
                 resume = None;
             }
@@ -259,11 +283,8 @@ impl Flow {
     #[must_use]
     pub fn coverage(&self) -> Coverage {
         let mut coverage = Coverage::default();
-        let mut spans = HashMap::new();
+        let spans = self.streams();
         for cpu in &self.cpus {
-            if let Some(span) = cpu.line.span() {
-                spans.insert(cpu.cpu, (self.clock.mono(span.lo), self.clock.mono(span.hi)));
-            }
             coverage.overflows += cpu.segments.overflows.len() as u64;
             coverage.packet_errors += cpu.segments.errors.len() as u64;
             coverage.counts.exact += cpu.counts.exact;
@@ -289,25 +310,33 @@ impl Flow {
                 }
             }
         }
-        let mut running: HashMap<u32, Record> = HashMap::new();
-        for record in &self.records {
-            match record.op() {
-                Some(SwitchOp::In) => {
-                    running.insert(record.tid, *record);
-                }
-                Some(SwitchOp::Out) => {
-                    let Some(start) = running.remove(&record.tid) else {
-                        continue;
-                    };
-                    let (from, to) = (start.time_ns, record.time_ns.max(start.time_ns));
-                    coverage.on_cpu_ns += to - from;
-                    if let Some((first, last)) = spans.get(&Cpu(u32::from(start.cpu))) {
-                        coverage.traced_ns += to.min(last.0).saturating_sub(from.max(first.0));
-                    }
-                }
-                _ => {}
-            }
+        for run in runs(&self.records) {
+            coverage.on_cpu_ns += run.time.end.0 - run.time.start.0;
+            coverage.traced_ns += run.traced_ns(&spans);
         }
         coverage
+    }
+
+    /// When each CPU's stream begins and ends.
+    fn streams(&self) -> Spans {
+        let span = |cpu: &CpuFlow| {
+            let span = cpu.line.span()?;
+            Some((cpu.cpu, (self.clock.mono(span.lo), self.clock.mono(span.hi))))
+        };
+        self.cpus.iter().filter_map(span).collect()
+    }
+
+    /// Whether a thread can have run between two of its segments without a segment that is put down to it.
+    fn ran_unseen(&self, last: &Piece, next: &Piece) -> bool {
+        let open = |cpu: usize, from: usize, to: usize| {
+            let first = self.open[cpu].partition_point(|at| *at < from);
+            self.open[cpu].get(first).is_some_and(|at| *at < to)
+        };
+        if last.cpu == next.cpu {
+            open(last.cpu, last.segment + 1, next.segment)
+        } else {
+            open(last.cpu, last.segment + 1, last.segment + 2)
+                || open(next.cpu, next.segment.saturating_sub(1), next.segment)
+        }
     }
 }

@@ -10,6 +10,7 @@ pub mod attribution;
 pub mod cpu;
 mod decoded;
 mod functions;
+mod runs;
 pub mod sched;
 pub mod segments;
 #[cfg(test)]

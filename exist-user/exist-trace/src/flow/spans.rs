@@ -128,26 +128,29 @@ impl Stack {
     }
 
     fn jumped(&mut self, to: Place, time: MonoNs, out: &mut impl FnMut(Span)) {
-        let Some(top) = self.frames.last_mut() else {
+        let Some(top) = self.frames.last() else {
             return self.push(to, None, time, Origin::Unseen);
         };
         if top.function == to.function {
             return;
         }
-        if !top.named {
-            // A stub (PLT) on the way to the function that was meant.
-            (top.function, top.named) = (to.function, to.named);
-            return;
-        }
-        if to.entry || !to.named {
-            let returns_to = top.returns_to;
-            let base = self.frames.len() - 1;
-            // A stub jumped to is part of the call that follows it.
-            self.pop_to(base, time, false, out);
-            self.push(to, returns_to, time, Origin::Call);
-        } else if let Some(at) = self.find(to.function) {
+        let returns_to = top.returns_to;
+        // A stub (PLT) on the way to the function that was meant. Code whose begin was not seen is none: a function that it
+        // jumps to the start of begins there, as a program does when the dynamic linker is done.
+        let is_stub = !top.named && (top.called || !to.entry);
+        if !to.entry
+            && to.named
+            && let Some(at) = self.find(to.function)
+        {
+            // A landing pad, or longjmp, which itself may have no symbol.
             self.pop_to(at + 1, time, true, out);
             self.drop_signals();
+        } else if let Some(top) = self.frames.last_mut().filter(|_| is_stub) {
+            (top.function, top.named) = (to.function, to.named);
+        } else if to.entry || !to.named {
+            // A stub jumped to is part of the call that follows it.
+            self.pop_to(self.frames.len() - 1, time, false, out);
+            self.push(to, returns_to, time, Origin::Call);
         } else {
             // A part of the function that stands elsewhere (`.cold`), or a jump that nothing explains.
         }
@@ -236,6 +239,8 @@ enum Origin {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     /// Functions are the letters `a` (0x1000), `b` (0x2000) …; `p` has no symbol.
@@ -252,16 +257,23 @@ mod tests {
         letter << 12 | text[1..].parse::<u64>().unwrap_or(0)
     }
 
-    /// `a1 call b`, `b5 ret a2`, `b1 jump c`, `start a`, `leave a5`, `enter s`, `lost`: one a nanosecond.
+    fn letter(span: &Span) -> char {
+        char::from(b'a' + (span.function.0 - 1) as u8)
+    }
+
     /// Spans as `function start-end depth`, `?` when inferred.
     fn check(program: &str, expect: &str) {
-        let mut stack = Stack::default();
         let mut spans = Vec::new();
-        let mut sink = |s: Span| {
-            let letter = char::from(b'a' + (s.function.0 - 1) as u8);
+        run(program, |s| {
             let inferred = if s.inferred { "?" } else { "" };
-            spans.push(format!("{letter}{inferred} {}-{} {}", s.start, s.end, s.depth));
-        };
+            spans.push(format!("{}{inferred} {}-{} {}", letter(&s), s.start, s.end, s.depth));
+        });
+        assert_eq!(spans.join(", "), expect, "{program}");
+    }
+
+    /// `a1 call b`, `b5 ret a2`, `b1 jump c`, `start a`, `leave a5`, `enter s`, `lost`: one a nanosecond.
+    fn run(program: &str, mut sink: impl FnMut(Span)) {
+        let mut stack = Stack::default();
         let mut resume = 0;
         let mut time = 0;
         for line in program.split(',').map(str::trim) {
@@ -286,7 +298,6 @@ mod tests {
                 _ => panic!("{line}"),
             }
         }
-        assert_eq!(spans.join(", "), expect, "{program}");
     }
 
     #[test]
@@ -316,6 +327,35 @@ mod tests {
     #[test]
     fn a_stub_is_the_function_that_it_jumps_to() {
         check("start a, a1 call p4, p5 jump c, c5 ret a2, end", "c 2-4 1, a? 1-5 0");
+    }
+
+    /// How often each function was called.
+    fn check_calls(program: &str, expect: &[(char, usize)]) {
+        let mut calls = BTreeMap::new();
+        run(program, |span| {
+            *calls.entry(letter(&span)).or_default() += usize::from(span.called)
+        });
+        assert_eq!(calls.into_iter().collect::<Vec<_>>(), expect, "{program}");
+    }
+
+    #[test]
+    fn a_jump_back_from_code_without_a_name_is_no_call() {
+        // longjmp of a library without symbols.
+        let program = "start a, a1 call b, b1 call p4, p5 jump a5, a6 call p4, p5 jump a5, end";
+        check(program, "p? 3-4 2, b? 2-4 1, p? 5-6 1, a? 1-7 0");
+        check_calls(program, &[('a', 0), ('b', 1), ('p', 2)]);
+        // The same through its stub.
+        check_calls(
+            "start a, a1 call b, b1 call p4, p5 jump p9, p9 jump a5, end",
+            &[('a', 0), ('b', 1), ('p', 1)],
+        );
+    }
+
+    #[test]
+    fn a_program_begins_where_the_dynamic_linker_jumps_to() {
+        let program = "start p3, p4 call c, c1 ret p5, p6 jump a, a1 call b, end";
+        check(program, "c 2-3 1, p? 1-4 0, b? 5-6 1, a? 4-6 0");
+        check_calls(program, &[('a', 1), ('b', 1), ('c', 1), ('p', 0)]);
     }
 
     #[test]
