@@ -44,6 +44,15 @@ pub enum TargetError {
         "there is no process {0}; its number is the host's, and in a container the host's procfs is to be given with --proc-root"
     )]
     NoProcess(u32),
+    #[error("{tid} is a thread of process {pid}: name the process, --only-pid {pid}")]
+    IsThread { tid: u32, pid: u32 },
+    #[error("process {0} has ended, only its parent has not heard of it yet; name one that runs")]
+    Ended(u32),
+    #[error(
+        "{} numbers the processes of a container, and the kernel's records number those of the host: start the container with the host's PID namespace (--pid=host, hostPID: true), or mount the host's /proc and name it with --proc-root",
+        .0.display()
+    )]
+    PidNamespace(PathBuf),
     #[error(
         "the cgroup of process {pid} is not visible below {searched}: mount the host's /sys/fs/cgroup and name it with --cgroup-root"
     )]

@@ -10,21 +10,23 @@ mod command;
 mod container;
 pub mod container_id;
 mod error;
+mod process;
 
 use std::{
     io,
     path::{Component, Path, PathBuf},
 };
 
-use exist_trace::{file::model::ResolvedTarget, session::Target, units::Pid};
+use exist_trace::{file::model::ResolvedTarget, session::Target};
 
 pub use self::{
     command::{Command, sweep},
     error::TargetError,
+    process::OnlyProcess,
 };
 use crate::sys::{
     cgroupfs::{Cgroup, Hierarchy, Mount, Mounts},
-    procfs::is_gone,
+    procfs::{self, PidNamespace, is_gone},
     roots::Roots,
 };
 
@@ -40,7 +42,7 @@ pub struct Resolved {
     /// The container's whole ID, where the target is one or is within one.
     pub container: Option<String>,
     /// Only threads of this process are followed.
-    pub only_pid: Option<Pid>,
+    pub only_pid: Option<OnlyProcess>,
 }
 
 impl Resolved {
@@ -88,6 +90,9 @@ impl Resolved {
 /// # Errors
 /// See [`TargetError`].
 pub fn resolve(roots: &Roots, target: &Target) -> Result<Resolved, TargetError> {
+    if procfs::pid_namespace(roots) == PidNamespace::Other {
+        return Err(TargetError::PidNamespace(roots.proc.clone()));
+    }
     let mounts = Mounts::find(roots).map_err(|e| read_error(&roots.proc_file("self/mountinfo"), e))?;
     // What cannot be swept is in nobody's way.
     let _ = sweep(&mounts);
@@ -116,22 +121,25 @@ fn resolve_in(roots: &Roots, mounts: &Mounts, target: &Target) -> Result<Resolve
             Ok(resolved(mount, vec![root], container))
         }
         Target::Pid(pid) => of_process(roots, mounts, *pid),
-        Target::OnlyPid(pid) => match of_process(roots, mounts, *pid) {
-            // The root will do: the process alone decides.
-            Err(TargetError::RootCgroup(_)) => {
-                let mount = mounts
-                    .iter()
-                    .next()
-                    .ok_or_else(|| TargetError::NoHierarchy(roots.cgroup.clone()))?;
-                let root = open(mount, Path::new("/"), || "the root cgroup".into())?;
-                Ok(resolved(mount, vec![root], None))
-            }
-            other => other,
+        Target::OnlyPid(pid) => {
+            let process = OnlyProcess::find(roots, *pid)?;
+            let found = match of_process(roots, mounts, *pid) {
+                // The root will do: the process alone decides.
+                Err(TargetError::RootCgroup(_)) => {
+                    let mount = mounts
+                        .iter()
+                        .next()
+                        .ok_or_else(|| TargetError::NoHierarchy(roots.cgroup.clone()))?;
+                    let root = open(mount, Path::new("/"), || "the root cgroup".into())?;
+                    resolved(mount, vec![root], None)
+                }
+                other => other?,
+            };
+            Ok(Resolved {
+                only_pid: Some(process),
+                ..found
+            })
         }
-        .map(|resolved| Resolved {
-            only_pid: Some(Pid(*pid)),
-            ..resolved
-        }),
         Target::Command(argv) => {
             let (command, root, hierarchy) = command::start(roots, mounts, argv)?;
             Ok(Resolved {

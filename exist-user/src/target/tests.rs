@@ -42,6 +42,8 @@ impl Node {
             Kind::Hybrid => v1 + &line("unified", "cgroup2", ""),
         };
         node.file("proc/self/mountinfo", &mountinfo);
+        // The tests may run in a container: this one's namespace cannot be told.
+        node.file("proc/1/comm", "init\n");
         node.file("proc/self/cgroup", "4:memory:/\n8:pids:/\n1:cpu:/\n0::/\n");
         for dir in ["cpu", "pids", "memory", "unified"] {
             fs::create_dir_all(cg.join(dir)).unwrap();
@@ -273,14 +275,66 @@ fn a_process_by_its_id() {
     check(&node, &Target::Pid(8), Err("process 8 | --cgroup-root"));
     check(&node, &Target::Pid(9), Err("process 9 ended"));
     check(&node, &Target::Pid(10), Err("no process 10"));
+    assert_eq!(node.resolve(&Target::Pid(5)).unwrap().only_pid, None);
+}
+
+impl Node {
+    /// A process, in whatever state, with these threads.
+    fn process(&self, pid: u32, state: char, start_ticks: u64, threads: &[u32]) {
+        let rest = format!("{state} 1 7 7 0 -1 0 0 0 0 0 5 6 0 0 20 0 1 0 {start_ticks} 1000 50");
+        let more = "0 1 1 0 0 0 0 0 0 0 1 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 0";
+        self.file(&format!("proc/{pid}/stat"), &format!("{pid} (x) {rest} {more}\n"));
+        self.file(&format!("proc/{pid}/status"), &format!("Name:\tx\nTgid:\t{pid}\n"));
+        let _ = fs::remove_dir_all(self.dir.path().join(format!("proc/{pid}/task")));
+        for thread in threads {
+            self.file(&format!("proc/{pid}/task/{thread}/comm"), "x\n");
+        }
+    }
+}
+
+#[test]
+fn a_process_alone() {
+    let node = Node::new(Kind::Hybrid, &ids("unified\nmemory/docker/<A>/x 6"));
+    node.file("proc/6/cgroup", "4:memory:/docker/<A>/x\n8:pids:/\n0::/\n");
+    node.file("proc/7/cgroup", "4:memory:/\n8:pids:/\n1:cpu:/\n0::/\n");
+    node.process(6, 'S', 100, &[6]);
+    node.process(7, 'R', 100, &[7, 9]);
     check(
         &node,
         &Target::OnlyPid(6),
         Ok(("memory", &["/docker/<A>/x"], Some("<A>"))),
     );
     check(&node, &Target::OnlyPid(7), Ok(("cgroup2", &["/"], None)));
-    assert_eq!(node.resolve(&Target::OnlyPid(7)).unwrap().only_pid, Some(Pid(7)));
-    assert_eq!(node.resolve(&Target::Pid(5)).unwrap().only_pid, None);
+    check(&node, &Target::OnlyPid(8), Err("no process 8"));
+    // A thread of 7.
+    node.process(9, 'S', 100, &[9]);
+    node.file("proc/9/status", "Tgid:\t7\n");
+    check(
+        &node,
+        &Target::OnlyPid(9),
+        Err("9 is a thread of process 7 | --only-pid 7"),
+    );
+
+    let only = node.resolve(&Target::OnlyPid(7)).unwrap().only_pid.unwrap();
+    let roots = Roots {
+        proc: node.dir.path().join("proc"),
+        cgroup: node.dir.path().join("cg"),
+    };
+    let lives = |state, start_ticks, threads: &[u32]| {
+        node.process(7, state, start_ticks, threads);
+        only.lives(&roots)
+    };
+    assert_eq!(only.pid.0, 7);
+    assert!(lives('S', 100, &[7, 9]));
+    // Its first thread has ended, another runs on.
+    assert!(lives('Z', 100, &[7, 9]));
+    assert!(!lives('Z', 100, &[7]), "its parent does not wait for it");
+    assert!(!lives('R', 101, &[7]), "another process has the number");
+    check(&node, &Target::OnlyPid(7), Ok(("cgroup2", &["/"], None)));
+    node.process(7, 'Z', 100, &[7]);
+    check(&node, &Target::OnlyPid(7), Err("process 7 has ended"));
+    fs::remove_dir_all(node.dir.path().join("proc/7")).unwrap();
+    assert!(!only.lives(&roots));
 }
 
 #[test]

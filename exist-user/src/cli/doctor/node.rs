@@ -1,6 +1,6 @@
 //! What this process may do and see on the node: capabilities, memory lock, hierarchies, PID namespace, engines, Intel PT.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use exist_trace::units::Cpu;
 
@@ -11,7 +11,7 @@ use crate::{
         cgroupfs::Mounts,
         cpu,
         privileges::{CapSet, Capability},
-        procfs::{self, Process},
+        procfs::{self, PidNamespace, Process},
         pt::PtDevice,
         roots::Roots,
     },
@@ -103,29 +103,16 @@ pub fn hierarchies(roots: &Roots, mounts: &Mounts) -> Check {
     }
 }
 
-/// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in include/linux/proc_ns.h).
-const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
-
 /// The hook counts process IDs in the initial PID namespace, so the procfs must be that one's.
 pub fn pid_namespace(roots: &Roots) -> Check {
-    let own = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    // A thread of ours in the procfs of an outer namespace has an ID there and one for each namespace inwards.
-    let of_root = Process::new(roots, 1);
-    let init = fs::read_link(roots.proc.join("1/ns/pid")).unwrap_or_default();
+    let proc = roots.proc.display();
     let check = |found: String| Check::ok("PID namespace", Need::Switches, found);
-    if init == Path::new(INITIAL_PID_NAMESPACE)
-        || init.as_os_str().is_empty() && own == Path::new(INITIAL_PID_NAMESPACE)
-    {
-        check(format!("{} is of the initial one", roots.proc.display()))
-    } else if init.as_os_str().is_empty() && of_root.comm().is_ok() {
-        check(format!(
-            "{}: cannot be told without CAP_SYS_PTRACE",
-            roots.proc.display()
-        ))
-        .limited("process names and mappings are right only with the host's procfs")
-    } else {
-        check(format!("{} is not of the initial one", roots.proc.display()))
-            .missing("start the container with the host's PID namespace (--pid=host, hostPID: true), or mount the host's /proc and name it with --proc-root")
+    match procfs::pid_namespace(roots) {
+        PidNamespace::Initial => check(format!("{proc} is of the initial one")),
+        PidNamespace::Unknown => check(format!("{proc}: cannot be told without CAP_SYS_PTRACE"))
+            .limited("process names and mappings are right only with the host's procfs"),
+        PidNamespace::Other => check(format!("{proc} is not of the initial one"))
+            .missing("start the container with the host's PID namespace (--pid=host, hostPID: true), or mount the host's /proc and name it with --proc-root"),
     }
 }
 
@@ -233,6 +220,8 @@ pub fn processor_trace(sys: &Path, roots: &Roots) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::cli::doctor::check::State;
 

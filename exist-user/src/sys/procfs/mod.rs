@@ -7,6 +7,7 @@
 mod cgroup;
 mod maps;
 mod mountinfo;
+mod pid_namespace;
 mod stat;
 mod status;
 
@@ -19,6 +20,7 @@ use std::{
 pub use cgroup::{CgroupLine, parse_cgroup};
 pub use maps::{MapsLine, parse_maps};
 pub use mountinfo::{MountLine, parse_mountinfo};
+pub use pid_namespace::{PidNamespace, pid_namespace};
 pub use stat::{SchedStat, Stat, parse_schedstat, parse_stat};
 pub use status::{Status, parse_status};
 
@@ -98,6 +100,16 @@ impl Process {
     /// As [`Self::read`], and [`io::ErrorKind::InvalidData`] when it is none.
     pub fn stat(&self) -> io::Result<Stat> {
         parse_stat(&self.read("stat")?).ok_or_else(|| invalid("stat"))
+    }
+
+    /// Whether it is over: gone, or only waits for its parent to hear of it. A process whose first thread has ended lives on
+    /// with the others.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        match self.stat() {
+            Ok(stat) => matches!(stat.state, b'Z' | b'X') && self.threads().is_ok_and(|threads| threads.len() <= 1),
+            Err(error) => is_gone(&error),
+        }
     }
 
     /// Its `schedstat`.

@@ -19,6 +19,18 @@ pub struct Status {
     pub cap_bounding: Option<u64>,
     /// Whether `no_new_privs` is set.
     pub no_new_privs: Option<bool>,
+    /// Signals that it ignores, bit n is signal n + 1.
+    pub ignored_signals: Option<u64>,
+}
+
+impl Status {
+    /// Whether it ignores this signal: as `nohup` has it for SIGHUP, and a shell's script for SIGINT of what runs beside it.
+    #[must_use]
+    pub fn ignores(&self, signal: i32) -> bool {
+        let bit = u32::try_from(signal).ok().and_then(|n| n.checked_sub(1));
+        bit.and_then(|bit| self.ignored_signals?.checked_shr(bit))
+            .is_some_and(|mask| mask & 1 != 0)
+    }
 }
 
 /// Reads `status`. The kernel escapes newlines in the name (`proc_task_name`), so no process can forge a line.
@@ -39,6 +51,7 @@ pub fn parse_status(bytes: &[u8]) -> Status {
             b"CapEff" => status.cap_effective = hexadecimal(value),
             b"CapBnd" => status.cap_bounding = hexadecimal(value),
             b"NoNewPrivs" => status.no_new_privs = decimal(value).map(|v| v != 0),
+            b"SigIgn" => status.ignored_signals = hexadecimal(value),
             _ => {}
         }
     }
@@ -52,7 +65,7 @@ mod tests {
     #[test]
     fn known_keys_are_read_and_others_skipped() {
         let text =
-            b"Name:\tx\\nTgid:\t9\nTgid:\t7\nNSpid:\t7\t1\nCapEff:\t000001ffffffffff\nCapBnd:\t0\nNoNewPrivs:\t1\n\
+            b"Name:\tx\\nTgid:\t9\nTgid:\t7\nNSpid:\t7\t1\nCapEff:\t000001ffffffffff\nCapBnd:\t0\nNoNewPrivs:\t1\nSigIgn:\t0000000000001001\n\
             voluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\nno colon\n:\n\xff:\xff";
         let expect = Status {
             tgid: Some(7),
@@ -62,8 +75,12 @@ mod tests {
             cap_effective: Some(0x1ff_ffff_ffff),
             cap_bounding: Some(0),
             no_new_privs: Some(true),
+            ignored_signals: Some(0x1001),
         };
         assert_eq!(parse_status(text), expect);
+        let ignored: Vec<_> = (-1..100).filter(|&signal| expect.ignores(signal)).collect();
+        assert_eq!(ignored, [1, 13]);
+        assert!(!Status::default().ignores(1));
         assert_eq!(parse_status(b""), Status::default());
         assert_eq!(parse_status(b"Tgid:\t-1\n").tgid, None);
     }
