@@ -1,6 +1,7 @@
 //! Where the hierarchies are mounted, and what stands below.
 
 use std::{
+    collections::VecDeque,
     fmt, fs, io,
     path::{Component, Path, PathBuf},
 };
@@ -197,29 +198,22 @@ impl Mounts {
     }
 }
 
-/// Bounds the walk of a tree; the deepest real ones (Kubernetes in Docker in Kubernetes) have about 20 levels.
-const MAX_DEPTH: usize = 64;
-
+/// Level by level: a tenant may nest as deep as it likes, and neither descriptors nor the stack grow with it.
 pub(super) fn walk(top: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = vec![PathBuf::from("/")];
-    let mut open = vec![(PathBuf::from("/"), fs::read_dir(top)?)];
-    while let Some((path, entries)) = open.last_mut() {
-        let Some(entry) = entries.next() else {
-            open.pop();
+    // Only the top must be there.
+    fs::read_dir(top)?;
+    let mut found = Vec::new();
+    let mut waiting = VecDeque::from([PathBuf::from("/")]);
+    while let Some(path) = waiting.pop_front() {
+        let Ok(entries) = fs::read_dir(top.join(path.strip_prefix("/").unwrap_or(&path))) else {
             continue;
         };
         // A directory that vanishes while it is listed ends its listing.
-        let Ok(entry) = entry else { continue };
-        if !entry.file_type().is_ok_and(|t| t.is_dir()) {
-            continue;
-        }
-        let path = path.join(entry.file_name());
-        if open.len() < MAX_DEPTH
-            && let Ok(entries) = fs::read_dir(entry.path())
-        {
-            found.push(path.clone());
-            open.push((path, entries));
-        }
+        let below = entries
+            .filter_map(Result::ok)
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        waiting.extend(below.map(|entry| path.join(entry.file_name())));
+        found.push(path);
     }
     Ok(found)
 }
@@ -325,5 +319,16 @@ mod tests {
         );
         // This process's own cgroup: no text tells its name.
         assert_eq!(below("/../..", "/"), None);
+    }
+
+    #[test]
+    fn a_deep_tree_is_walked_to_its_end() {
+        const LEVELS: usize = 300;
+        let tree = tempfile::tempdir().unwrap();
+        let deepest = (0..LEVELS).fold(tree.path().to_owned(), |path, _| path.join("x"));
+        fs::create_dir_all(&deepest).unwrap();
+        let walked = walk(tree.path()).unwrap();
+        assert_eq!(walked.len(), LEVELS + 1);
+        assert!(deepest.ends_with(walked[LEVELS].strip_prefix("/").unwrap()));
     }
 }
