@@ -11,6 +11,9 @@ use exist_trace::{
 /// One in which nothing happens but clock readings stays open this long, so that a target that sleeps costs little.
 const QUIET_NS: u64 = 1_000_000_000;
 
+/// A row of a table without its text, at the most in usual cases: a name, a mapping, a loss.
+const ROW_BYTES: usize = 24;
+
 /// What has been gathered since the last generation was closed.
 #[derive(Debug)]
 pub struct Open {
@@ -22,9 +25,9 @@ pub struct Open {
     /// The first one was read before the generation began, so that its start lies between two.
     pub clock_pairs: Vec<ClockPair>,
     pub threads: Vec<ThreadStatus>,
-    pub names: Vec<NameChange>,
-    pub losses: Vec<Loss>,
-    pub ops: Vec<ControlOp>,
+    names: Vec<NameChange>,
+    losses: Vec<Loss>,
+    ops: Vec<ControlOp>,
     pub end_of_recording: Option<End>,
 }
 
@@ -71,7 +74,7 @@ impl Open {
     }
 
     fn is_quiet(&self) -> bool {
-        self.payload_bytes == 0 && self.names.is_empty() && self.losses.is_empty() && self.ops.is_empty()
+        self.payload_bytes == 0
     }
 
     pub fn add_record(&mut self, record: Record) {
@@ -84,13 +87,38 @@ impl Open {
         self.payload_bytes += RECORD_BYTES;
     }
 
+    pub fn add_name(&mut self, name: NameChange) {
+        self.payload_bytes += ROW_BYTES + name.name.len();
+        self.names.push(name);
+    }
+
+    pub fn add_loss(&mut self, loss: Loss) {
+        self.payload_bytes += ROW_BYTES + loss.reason.len();
+        self.losses.push(loss);
+    }
+
+    pub fn add_op(&mut self, op: ControlOp) {
+        self.payload_bytes += ROW_BYTES + op.error.as_ref().map_or(0, String::len);
+        self.ops.push(op);
+    }
+
+    /// A mapping was made; those that stand at its end are added when it is closed.
+    pub fn note_mapping(&mut self) {
+        self.payload_bytes += ROW_BYTES;
+    }
+
+    /// What was named so far happened before the period.
+    pub fn forget_names(&mut self) {
+        self.names.clear();
+    }
+
     pub fn add_pt(&mut self, bytes: PtBytes) {
         self.payload_bytes += bytes.bytes.len();
         self.pt.push(bytes);
     }
 
     /// Closes it at `end`. `mappings` gives those of one process.
-    pub fn close(self, header: Header, end: MonoNs, mappings: impl Fn(Pid) -> Vec<Mapping>) -> Generation {
+    pub fn close(self, header: Header, end: MonoNs, mappings: impl FnMut(Pid) -> Vec<Mapping>) -> Generation {
         let mut records = self.records;
         if !records.is_sorted_by_key(|record| record.time_ns) {
             records.sort_by_key(|record| record.time_ns);

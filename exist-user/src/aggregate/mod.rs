@@ -30,9 +30,9 @@ use exist_trace::{
 
 pub use live::Live;
 
-use crate::sys::perf::record::{Body, Mmap, SideBandRecord, records};
+use crate::sys::perf::record::{Body, Comm, Mmap, SideBandRecord, records};
 use generation::Open;
-use spaces::Spaces;
+use spaces::{MOST_MAPPINGS_IN_ALL, MOST_MAPPINGS_IN_GENERATION, Spaces};
 use threads::{Change, Threads};
 
 /// A record is written some microseconds after its stamp was taken, unless the hypervisor stops the CPU in between. What is
@@ -138,7 +138,7 @@ impl Aggregator {
                 Ok(record) => self.side_band.push(record),
                 // The kernel wrote them, so this is a bug of one of us: what follows is lost, and said to be.
                 Err(error) => {
-                    let loss = side_band_loss(cpu, self.drained_at, now, 1);
+                    let loss = side_band_loss(Some(cpu), self.drained_at, now, 1);
                     self.side_band_gap(Loss {
                         reason: error.to_string(),
                         ..loss
@@ -174,7 +174,7 @@ impl Aggregator {
 
     /// Takes a control operation.
     pub fn op(&mut self, op: ControlOp) {
-        self.open.ops.push(op);
+        self.open.add_op(op);
     }
 
     /// Takes bytes of the processor trace; appends the generation that they fill.
@@ -191,7 +191,7 @@ impl Aggregator {
         if loss.kind == LossKind::RingFull {
             self.totals.lost_records += loss.records;
         }
-        self.open.losses.push(loss);
+        self.open.add_loss(loss);
     }
 
     /// What was recorded so far.
@@ -227,11 +227,11 @@ impl Aggregator {
         let mut side_band = side_band.into_iter().peekable();
         for record in records {
             while let Some(earlier) = side_band.next_if(|s| s.stamp.time_ns <= record.time_ns) {
-                self.take_side_band(earlier);
+                self.take_side_band(earlier, out);
             }
             self.take_record(record, out);
         }
-        side_band.for_each(|record| self.take_side_band(record));
+        side_band.for_each(|record| self.take_side_band(record, out));
         if until.0 == u64::MAX {
             return;
         }
@@ -243,6 +243,10 @@ impl Aggregator {
 
     fn take_record(&mut self, record: Record, out: &mut Vec<Generation>) {
         let time = MonoNs(record.time_ns);
+        // The kernel tells where a process was moved to, not from where: most were never the target's.
+        if record.op() == Some(SwitchOp::AttachOut) && !self.threads.has_process(Pid(record.pid)) {
+            return;
+        }
         if time < self.header.start {
             // Of the look-back: it only tells where the threads are when the period starts.
             return self.follow(&record);
@@ -260,7 +264,7 @@ impl Aggregator {
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             self.open.threads = self.threads.statuses();
-            self.open.names.clear();
+            self.open.forget_names();
         }
     }
 
@@ -272,7 +276,7 @@ impl Aggregator {
             Change::None => {}
             Change::ProcessGone(pid) => self.spaces.end(pid),
             Change::Named { name } => {
-                self.open.names.push(NameChange {
+                self.open.add_name(NameChange {
                     time,
                     pid,
                     tid: Tid(record.tid),
@@ -304,7 +308,7 @@ impl Aggregator {
         };
         for (tid, name) in named {
             self.threads.name(pid, tid, name.clone());
-            self.open.names.push(NameChange { time, pid, tid, name });
+            self.open.add_name(NameChange { time, pid, tid, name });
         }
         if !self.spaces.has(pid) {
             self.spaces.read(pid, time, self.drained_at);
@@ -326,23 +330,35 @@ impl Aggregator {
         }
     }
 
-    fn take_side_band(&mut self, record: SideBandRecord) {
+    fn take_side_band(&mut self, record: SideBandRecord, out: &mut Vec<Generation>) {
         let time = MonoNs(record.stamp.time_ns);
+        // A process may change its name or its mappings as often as it likes.
+        if self.begun && self.open.is_full() {
+            self.close(time, out);
+        }
         match record.body {
             Body::Mmap(mmap) if self.threads.has_process(Pid(mmap.pid)) => {
                 let mapping = self.mapping(mmap, time);
+                self.open.note_mapping();
                 self.spaces.map(mapping, self.drained_at);
             }
-            Body::Comm(comm) if self.threads.has(Pid(comm.pid), Tid(comm.tid)) => {
+            Body::Comm(comm) if self.names_one_of_ours(&comm) => {
                 let (pid, tid, name) = (Pid(comm.pid), Tid(comm.tid), live::text(&comm.name));
                 if comm.exec {
                     self.spaces.exec(pid, time);
                 }
                 self.threads.name(pid, tid, name.clone());
-                self.open.names.push(NameChange { time, pid, tid, name });
+                self.open.add_name(NameChange { time, pid, tid, name });
             }
             _ => {} // of somebody else
         }
+    }
+
+    /// A thread that executes a program has its process's number by then, and that number's first bearer has ended; the
+    /// record of the exec comes a little later.
+    fn names_one_of_ours(&self, comm: &Comm) -> bool {
+        let (pid, tid) = (Pid(comm.pid), Tid(comm.tid));
+        self.threads.has(pid, tid) || comm.exec && self.threads.has_process(pid)
     }
 
     fn mapping(&mut self, mmap: Mmap, time: MonoNs) -> Mapping {
@@ -362,7 +378,7 @@ impl Aggregator {
 
     fn side_band_dropped(&mut self, cpu: Cpu, count: u64, now: MonoNs) {
         *self.side_band_lost.entry(cpu).or_default() += count;
-        self.side_band_gap(side_band_loss(cpu, self.drained_at, now, count));
+        self.side_band_gap(side_band_loss(Some(cpu), self.drained_at, now, count));
     }
 
     /// Says that mappings and names are missing, and has them read from the live processes again.
@@ -385,20 +401,46 @@ impl Aggregator {
         let next = self.open.next(end, self.threads.statuses());
         let open = std::mem::replace(&mut self.open, next);
         let spaces = &self.spaces;
-        out.push(Generation {
+        let mut room = MOST_MAPPINGS_IN_GENERATION;
+        let mut left_out = 0;
+        let mut generation = Generation {
             images,
             counters: self.counters.clone(),
-            ..open.close(self.header.clone(), end, |pid| spaces.in_generation(pid))
-        });
+            ..open.close(self.header.clone(), end, |pid| {
+                let count = spaces.count_in_generation(pid);
+                match room.checked_sub(count) {
+                    Some(rest) => {
+                        room = rest;
+                        spaces.in_generation(pid)
+                    }
+                    None => {
+                        left_out += count as u64;
+                        Vec::new()
+                    }
+                }
+            })
+        };
+        left_out += self.spaces.take_left_out();
+        if left_out > 0 {
+            self.totals.losses += 1;
+            generation.losses.push(Loss {
+                reason: format!(
+                    "at least {left_out} mappings were left out: no more than {MOST_MAPPINGS_IN_ALL} are kept at a time, and \
+                     {MOST_MAPPINGS_IN_GENERATION} in each chunk"
+                ),
+                ..side_band_loss(None, generation.start, generation.end, left_out)
+            });
+        }
+        out.push(generation);
         self.spaces.next_generation();
     }
 }
 
-fn side_band_loss(cpu: Cpu, from: MonoNs, to: MonoNs, records: u64) -> Loss {
+fn side_band_loss(cpu: Option<Cpu>, from: MonoNs, to: MonoNs, records: u64) -> Loss {
     Loss {
         from,
         to: to.max(from),
-        cpu: Some(cpu),
+        cpu,
         kind: LossKind::SideBandFull,
         records,
         bytes: 0,

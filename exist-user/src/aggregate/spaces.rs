@@ -3,7 +3,10 @@
 //! Mappings come whole from the live process once, then one by one from the side-band. Nobody tells of an `munmap`: a
 //! newer mapping hides what it covers, and a list that grows too long is compared with the live process again.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use exist_trace::{
     file::model::{ImageBytes, Mapping},
@@ -17,6 +20,13 @@ use super::{
 
 /// A list longer than this is compared with the live process; programs that compile as they run get here.
 const MOST_MAPPINGS: usize = 4096;
+
+/// No more mappings than this are kept, of all processes together: about 100 MB. A process may have 65,530
+/// (`vm.max_map_count`) and hand them to each of its children.
+pub const MOST_MAPPINGS_IN_ALL: usize = 1 << 20;
+
+/// No more than this are in a generation, which would not fit into a chunk else, nor be written in its time.
+pub const MOST_MAPPINGS_IN_GENERATION: usize = 100_000;
 
 #[derive(Debug, Default)]
 struct Space {
@@ -56,6 +66,9 @@ pub struct Spaces {
     ended: HashMap<Pid, Vec<Mapping>>,
     vdsos: HashMap<(u64, bool), Arc<[u8]>>,
     images: Vec<ImageBytes>,
+    /// How many are kept; those that went in the open generation count until it is closed.
+    kept: usize,
+    left_out: u64,
 }
 
 impl Spaces {
@@ -66,6 +79,8 @@ impl Spaces {
             ended: HashMap::new(),
             vdsos: HashMap::new(),
             images: Vec::new(),
+            kept: 0,
+            left_out: 0,
         }
     }
 
@@ -75,15 +90,29 @@ impl Spaces {
 
     /// Reads a process as it stands; mappings that were not known before count from `time` on.
     pub fn read(&mut self, pid: Pid, time: MonoNs, now: MonoNs) {
+        if self.kept >= MOST_MAPPINGS_IN_ALL {
+            self.left_out += 1; // one at least: to count them is what costs
+            return;
+        }
         let mut mappings = self.live.mappings(pid, time);
+        let room = self.take_room(mappings.len());
+        mappings.truncate(room);
         mappings.iter_mut().for_each(|mapping| self.identify(mapping));
         let space = self.of.entry(pid).or_default();
+        let mut known = BTreeMap::new();
+        for old in space.standing.drain(..) {
+            space.gone.extend(known.insert(old.start, old));
+        }
         for mapping in &mut mappings {
-            if let Some(at) = space.standing.iter().position(|old| is_same(old, mapping)) {
-                *mapping = space.standing.swap_remove(at);
+            if known
+                .get(&mapping.start)
+                .is_some_and(|old: &Mapping| is_same(old, mapping))
+                && let Some(old) = known.remove(&mapping.start)
+            {
+                *mapping = old;
             }
         }
-        space.gone.append(&mut space.standing);
+        space.gone.extend(known.into_values());
         space.standing = mappings;
         space.read_at = Some(now);
     }
@@ -95,12 +124,14 @@ impl Spaces {
 
     /// A child has its parent's mappings; the side-band does not repeat them.
     pub fn fork(&mut self, parent: Pid, child: Pid, time: MonoNs) -> bool {
-        let Some(space) = self.of.get(&parent) else {
+        let Some(inherited) = self.of.get(&parent).map(|space| space.standing.len()) else {
             return false;
         };
-        let standing = space
-            .standing
+        let room = self.take_room(inherited);
+        let parent = self.of.get(&parent).map_or(&[][..], |space| &space.standing);
+        let standing = parent
             .iter()
+            .take(room)
             .map(|mapping| Mapping {
                 pid: child,
                 time,
@@ -121,6 +152,9 @@ impl Spaces {
 
     /// A new mapping, from the side-band.
     pub fn map(&mut self, mut mapping: Mapping, now: MonoNs) {
+        if self.take_room(1) == 0 {
+            return;
+        }
         self.identify(&mut mapping);
         let space = self.of.entry(mapping.pid).or_default();
         if space.read_at.is_some_and(|at| mapping.time <= at) {
@@ -172,6 +206,16 @@ impl Spaces {
         all
     }
 
+    /// How many those are.
+    pub fn count_in_generation(&self, pid: Pid) -> usize {
+        let ended = self.ended.get(&pid).map_or(0, Vec::len);
+        ended
+            + self
+                .of
+                .get(&pid)
+                .map_or(0, |space| space.gone.len() + space.standing.len())
+    }
+
     /// Images found since the last call.
     pub fn take_images(&mut self) -> Vec<ImageBytes> {
         std::mem::take(&mut self.images)
@@ -181,6 +225,20 @@ impl Spaces {
     pub fn next_generation(&mut self) {
         self.ended.clear();
         self.of.values_mut().for_each(|space| space.gone.clear());
+        self.kept = self.of.values().map(|space| space.standing.len()).sum();
+    }
+
+    /// How many mappings were left out since the last call.
+    pub fn take_left_out(&mut self) -> u64 {
+        std::mem::take(&mut self.left_out)
+    }
+
+    /// Room for `wanted` more, or for as many as there are left.
+    fn take_room(&mut self, wanted: usize) -> usize {
+        let room = wanted.min(MOST_MAPPINGS_IN_ALL - self.kept);
+        self.kept += room;
+        self.left_out += (wanted - room) as u64;
+        room
     }
 
     /// Keeps only what the live process still has.
@@ -190,8 +248,11 @@ impl Spaces {
         // The live process was read after the newest mapping here was made, so what it lacks is gone. It may have joined
         // neighbours: what lies within one of its mappings stays.
         let stands = |m: &Mapping| {
-            live.iter()
-                .any(|l| l.start <= m.start && m.start.saturating_add(m.len) <= l.start.saturating_add(l.len))
+            // The kernel lists them by address, and they do not overlap.
+            let below = live.partition_point(|l| l.start <= m.start);
+            live[..below]
+                .last()
+                .is_some_and(|l| m.start.saturating_add(m.len) <= l.start.saturating_add(l.len))
         };
         space
             .gone
@@ -257,6 +318,13 @@ mod tests {
         }
     }
 
+    impl Spaces {
+        /// As if the live process had it.
+        pub fn keep(&mut self, mapping: Mapping) {
+            self.of.entry(mapping.pid).or_default().standing.push(mapping);
+        }
+    }
+
     fn spaces() -> Spaces {
         Spaces::new(Live::new(Roots {
             proc: "/nonexistent".into(),
@@ -286,6 +354,34 @@ mod tests {
         s.map(mapping(4, 0x6000, 0x1000), MonoNs(9)); // covers a part: both stay, the newer wins
         s.next_generation();
         assert_eq!(show(&s, P), "2:5000+2000 3:1000+3000 4:6000+1000");
+    }
+
+    #[test]
+    fn however_many_children_inherit_memory_is_bounded() {
+        let mut s = spaces();
+        let (mappings, children) = (1 << 10, 1 << 11);
+        (0..mappings).for_each(|i| s.map(mapping(1, i << 12, 0x1000), MonoNs(9)));
+        for child in 1..=children {
+            assert!(s.fork(P, Pid(child), MonoNs(5)));
+        }
+        let kept = |s: &Spaces| {
+            s.of.values()
+                .map(|space| space.standing.len() + space.gone.len())
+                .sum::<usize>()
+        };
+        assert_eq!(kept(&s), MOST_MAPPINGS_IN_ALL);
+        assert_eq!(
+            s.take_left_out(),
+            (u64::from(children) + 1) * mappings - MOST_MAPPINGS_IN_ALL as u64
+        );
+        assert_eq!(s.take_left_out(), 0);
+        // Those that end give their room back with the generation.
+        (1..=children).for_each(|child| s.end(Pid(child)));
+        s.map(mapping(6, 0x4000_0000, 0x1000), MonoNs(9));
+        assert_eq!(s.take_left_out(), 1);
+        s.next_generation();
+        s.map(mapping(6, 0x4000_0000, 0x1000), MonoNs(9));
+        assert_eq!((s.take_left_out(), kept(&s)), (0, mappings as usize + 1));
     }
 
     #[test]

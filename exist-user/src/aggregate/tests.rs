@@ -127,6 +127,8 @@ fn run(program: &str) -> Vec<Generation> {
             "start-in" => record(SwitchOp::In, 0, flags::START),
             "out" => record(SwitchOp::Out, 0, 0),
             "exit" => record(SwitchOp::Exit, 0, 0),
+            "executed" => record(SwitchOp::Exec, number(4).into(), 0),
+            "leave" => record(SwitchOp::AttachOut, 0, flags::THREADGROUP),
             "fork" => record(SwitchOp::Fork, u64::from(number(4)) << 32 | u64::from(number(4)), 0),
             "map" => aggregator
                 .side_band
@@ -382,7 +384,7 @@ fn losses_stand_where_they_happened_and_the_side_band_is_read_again() {
             dropped: 9,
         },
     ]);
-    let lost = side_band_loss(Cpu(3), MonoNs(10), MonoNs(20), 9);
+    let lost = side_band_loss(Some(Cpu(3)), MonoNs(10), MonoNs(20), 9);
     aggregator.loss(Loss {
         kind: LossKind::RingFull,
         ..lost
@@ -443,4 +445,111 @@ fn each_generation_has_the_clock_reading_before_it() {
         .map(|g| g.clock_pairs.iter().map(|p| p.mono.0 / MS).collect())
         .collect();
     assert_eq!(times, [vec![0, 1000], vec![1000, 1100]]);
+}
+
+#[test]
+fn moves_of_strangers_are_not_recorded() {
+    check(
+        "10 in 1 1 0
+         20 leave 7 7
+         30 leave 1 1
+         40 advance",
+        "0-40 | 1 | in1@10 attachout1@30 | 1:/bin/main@0 |  | ",
+    );
+}
+
+#[test]
+fn a_name_that_changes_all_the_time_closes_generations() {
+    let mut aggregator = aggregator();
+    let mut out = Vec::new();
+    aggregator.records([Record {
+        time_ns: 1,
+        ip: 0,
+        pid: 1,
+        tid: 1,
+        cpu: 0,
+        op: SwitchOp::In as u8,
+        flags: 0,
+        state: 0,
+        seq: 1,
+    }]);
+    let names = 500_000;
+    for i in 0..names {
+        aggregator.side_band.push(stamped(
+            2,
+            Body::Comm(crate::sys::perf::record::Comm {
+                pid: 1,
+                tid: 1,
+                exec: false,
+                name: format!("{i:015}").into(),
+            }),
+        ));
+    }
+    aggregator.advance(MonoNs(50 * MS), &mut out);
+    let end = End {
+        time: MonoNs(60 * MS),
+        reason: "period".into(),
+    };
+    aggregator.finish(end, &mut out);
+    let mut file = exist_trace::file::Writer::new(Vec::new());
+    for generation in &out {
+        file.write(generation).unwrap();
+    }
+    assert!(out.len() > 10, "{} generations", out.len());
+    assert_eq!(out.iter().map(|g| g.names.len()).sum::<usize>(), names);
+}
+
+#[test]
+fn a_program_that_another_thread_executes_has_its_name() {
+    let program = "10 in 1 1 0
+         20 fork 1 2 1
+         30 in 1 2 1
+         35 exit 1 1
+         36 out 1 1 0
+         40 exec 1 1 new
+         41 map 1 /bin/new
+         42 executed 1 1 2
+         50 out 1 2 1
+         60 advance
+         150 in 1 1 1
+         200 advance";
+    let generations = run(program);
+    let last = generations.last().unwrap();
+    let threads: Vec<_> = last.threads.iter().map(|t| (t.tid.0, &*t.name, t.running)).collect();
+    assert_eq!(threads, [(1, "new", None)], "{generations:?}");
+    let mappings: Vec<_> = last.mappings.iter().map(|m| &*m.path).collect();
+    assert_eq!(mappings, ["/bin/new"], "{generations:?}");
+}
+
+#[test]
+fn more_mappings_than_a_chunk_holds_are_left_out_and_said() {
+    let mut aggregator = aggregator();
+    let mut out = Vec::new();
+    for pid in [1, 2] {
+        aggregator.threads.name(Pid(pid), Tid(pid), Arc::from("x"));
+        for i in 0..u64::from(pid) * 40_000 {
+            let mapping = aggregator.mapping(mmap(pid, "/bin/x", (i + 9) << 13), MonoNs(0));
+            aggregator.spaces.keep(mapping);
+        }
+        aggregator.records([Record {
+            time_ns: u64::from(pid),
+            ip: 0,
+            pid,
+            tid: pid,
+            cpu: 0,
+            op: SwitchOp::In as u8,
+            flags: 0,
+            state: 0,
+            seq: 1,
+        }]);
+    }
+    let end = End {
+        time: MonoNs(60 * MS),
+        reason: "period".into(),
+    };
+    let totals = aggregator.finish(end, &mut out);
+    let mappings: Vec<_> = out.iter().map(|g| g.mappings.len()).collect();
+    assert_eq!((mappings, totals.losses), (vec![40_001], 1));
+    let lost: Vec<_> = out[0].losses.iter().map(|loss| (loss.kind, loss.records)).collect();
+    assert_eq!(lost, [(LossKind::SideBandFull, 80_000)]);
 }

@@ -6,7 +6,7 @@ use exist_trace::{
     file::model::{Record, SwitchOp, ThreadStatus, flags},
     units::{Cpu, MonoNs, Pid, Tid},
 };
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// `include/linux/sched.h`: the state of a task at its last switch.
 const TASK_DEAD: u16 = 0x80;
@@ -44,6 +44,8 @@ pub struct Threads {
     /// Number of threads of each process.
     processes: BTreeMap<Pid, u32>,
     ran: u64,
+    /// Those that ran and were moved out of the target: when they come back they are not counted again.
+    ran_and_left: FxHashSet<Tid>,
 }
 
 impl Threads {
@@ -92,7 +94,7 @@ impl Threads {
                 pid,
                 name,
                 running: None,
-                ran: false,
+                ran: self.ran_and_left.remove(&tid),
                 exiting: false,
             },
         );
@@ -136,6 +138,11 @@ impl Threads {
     }
 
     fn switched_out(&mut self, tid: Tid, record: &Record) -> Change {
+        // Whoever has executed a program since goes out with the number that it came in with.
+        let tid = match self.by_tid.contains_key(&tid) {
+            true => tid,
+            false => self.renamed(record).unwrap_or(tid),
+        };
         let Some(thread) = self.by_tid.get_mut(&tid) else {
             return Change::None;
         };
@@ -145,6 +152,7 @@ impl Threads {
     }
 
     fn forked(&mut self, pid: Pid, tid: Tid, parent: Tid) -> Change {
+        self.ran_and_left.remove(&tid); // the number is another thread's now
         // `copy_process` copies the name of the thread that forks.
         let Some(name) = self.by_tid.get(&parent).map(|parent| parent.name.clone()) else {
             self.name(pid, tid, Arc::from(""));
@@ -162,6 +170,10 @@ impl Threads {
             && let Some(mut thread) = self.by_tid.remove(&before)
         {
             thread.exiting = false;
+            // Who has the number already is the old first thread, or, with the name of the new program, this one.
+            if let Some(first) = self.by_tid.get(&tid) {
+                thread.name = first.name.clone();
+            }
             if self.by_tid.insert(tid, thread).is_some() {
                 self.forget(pid);
             }
@@ -169,12 +181,24 @@ impl Threads {
         Change::None
     }
 
+    /// The first thread of the record's process, if it runs on the record's CPU.
+    fn renamed(&self, record: &Record) -> Option<Tid> {
+        let first = Tid(record.pid);
+        let (cpu, _) = self.by_tid.get(&first)?.running?;
+        (cpu == Cpu(record.cpu.into())).then_some(first)
+    }
+
     fn left(&mut self, pid: Pid, tid: Tid, bits: u8) -> Change {
         if bits & flags::THREADGROUP == 0 {
+            if self.by_tid.get(&tid).is_some_and(|thread| thread.ran) {
+                self.ran_and_left.insert(tid);
+            }
             return self.remove(tid);
         }
         let gone = self.processes.contains_key(&pid);
-        self.by_tid.retain(|_, thread| thread.pid != pid);
+        let left = self.by_tid.extract_if(|_, thread| thread.pid == pid);
+        self.ran_and_left
+            .extend(left.filter(|(_, thread)| thread.ran).map(|(tid, _)| tid));
         self.processes.remove(&pid);
         if gone { Change::ProcessGone(pid) } else { Change::None }
     }
@@ -243,7 +267,7 @@ mod tests {
             "attach-out-all" => (SwitchOp::AttachOut, 0, flags::THREADGROUP),
             other => panic!("{other}"),
         };
-        let cpu = if op == SwitchOp::In {
+        let cpu = if matches!(op, SwitchOp::In | SwitchOp::Out) {
             u16::try_from(last).unwrap()
         } else {
             0
@@ -293,6 +317,10 @@ mod tests {
     fn an_exec_by_another_thread_takes_the_first_number() {
         check("fork 1 2 1; in 1 2 3; exec 1 1 2", "1/1 main@3:11");
         check("in 1 1 3; exec 1 1 1", "1/1 main@3:10");
+        // It goes out with the number that it came in with.
+        check("fork 1 2 1; in 1 2 3; exec 1 1 2; out 1 2 3", "1/1 main");
+        check("fork 1 2 1; in 1 2 3; exec 1 1 2; out 1 2 3; in 1 1 4", "1/1 main@4:14");
+        check("fork 1 2 1; in 1 2 3; exec 1 1 2; out 1 9 4", "1/1 main@3:11");
         // The old first thread was already seen to exit.
         check(
             "fork 1 2 1; in 1 1 0; exit 1 1; out 1 1; in 1 2 3; exec 1 1 2",
@@ -305,6 +333,27 @@ mod tests {
         check("fork 1 2 1; attach-out 1 2", "1/1 main");
         check("fork 1 2 1; fork 5 5 1; attach-out-all 1 1", "5/5 main");
         check("fork 1 2 1; in 1 2 0; moved-out 1 2", "1/1 main, 1/2 main");
+    }
+
+    #[test]
+    fn a_thread_that_comes_back_is_counted_once() {
+        let ran = |program: &str| {
+            let mut threads = Threads::default();
+            program
+                .split(';')
+                .for_each(|line| drop(threads.apply(&parse(10, line))));
+            threads.ran()
+        };
+        assert_eq!(
+            ran("in 1 1 0; out 1 1; attach-out-all 1 1; in 1 1 0; out 1 1; attach-out-all 1 1; in 1 1 0"),
+            1
+        );
+        assert_eq!(ran("in 1 1 0; in 1 2 1; out 1 2; attach-out 1 2; in 1 2 0"), 2);
+        // The number came back as another thread's.
+        assert_eq!(
+            ran("in 1 1 0; in 1 2 1; out 1 2; attach-out 1 2; fork 1 2 1; in 1 2 0"),
+            3
+        );
     }
 
     #[test]
