@@ -36,6 +36,17 @@ pub enum HookError {
     /// The rings together have more slots than a map can.
     #[error("rings of {ring_bytes} bytes on {cpus} CPUs are more than a BPF map holds; make them smaller")]
     RingsTooLarge { ring_bytes: u32, cpus: u32 },
+    /// The kernel, or the memory limit of this process's cgroup, has no room for the rings.
+    #[error(
+        "failed to {what}: no memory for rings of {} KiB on {cpus} CPUs ({why}); raise the memory limit, or make them smaller \
+         with --ring-bytes", .ring_bytes >> 10
+    )]
+    NoMemory {
+        what: String,
+        ring_bytes: u32,
+        cpus: u32,
+        why: String,
+    },
     /// The kernel refused a program or a map for want of privilege.
     #[error("{what} was not permitted; run as root, or with CAP_BPF, CAP_PERFMON and CAP_SYS_RESOURCE ({why})")]
     NotPermitted { what: String, why: String },
@@ -48,6 +59,20 @@ pub enum HookError {
 }
 
 impl HookError {
+    /// From an error while the object was loaded with its maps: as [`Self::load`], and [`Self::NoMemory`].
+    pub(super) fn load_object(error: &aya::EbpfError, ring_bytes: u32, cpus: u32) -> Self {
+        let no_memory = os_error(error) == Some(libc::ENOMEM);
+        match Self::load("load the BPF object", error) {
+            Self::Load { what, why } if no_memory => Self::NoMemory {
+                what,
+                ring_bytes,
+                cpus,
+                why,
+            },
+            other => other,
+        }
+    }
+
     /// From an error of the loader, whose chain is flattened: the verifier's log would fill pages, its end says why.
     pub(super) fn load(what: impl Into<String>, error: &(dyn std::error::Error + 'static)) -> Self {
         let what = what.into();

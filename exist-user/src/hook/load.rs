@@ -95,7 +95,7 @@ pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
         .map_max_entries(warnings::MAP, warnings::BYTES)
         .map_max_entries("TARGETS", options.max_cgroups.get())
         .load(object)
-        .map_err(|e| HookError::load("load the BPF object", &e))?;
+        .map_err(|e| HookError::load_object(&e, options.ring_bytes.get(), cpus))?;
 
     let mut programs = Vec::new();
     if options.only_pid.is_none() {

@@ -24,7 +24,7 @@ mod tally;
 mod warnings;
 
 use std::{
-    num::{NonZero, NonZeroU32},
+    num::NonZeroU32,
     sync::atomic::{Ordering, fence},
 };
 
@@ -68,8 +68,11 @@ impl HookOptions {
     /// A CPU's ring, when no more is asked: room for 262,144 records, a second and more of the fastest pipe. On nodes with
     /// many CPUs less, as long as all of them together would take more than [`Self::DEFAULT_TOTAL_BYTES`].
     pub const DEFAULT_RING_BYTES: u32 = 8 << 20;
-    /// What all default rings together take at the most.
-    pub const DEFAULT_TOTAL_BYTES: u32 = 256 << 20;
+    /// What a ring has at the least, when no less is asked.
+    pub const LEAST_RING_BYTES: u32 = 256 << 10;
+    /// What all default rings together take at the most (on up to 256 CPUs), so that a container with a limit of 128 MiB
+    /// has room for them and for what they are drained into.
+    pub const DEFAULT_TOTAL_BYTES: u32 = 64 << 20;
     /// A Kubernetes node's worth of cgroups.
     pub const DEFAULT_MAX_CGROUPS: NonZeroU32 = NonZeroU32::new(4096).expect("not 0");
 
@@ -79,15 +82,20 @@ impl HookOptions {
         Self {
             hierarchy,
             only_pid: None,
-            ring_bytes: Self::default_ring_bytes(std::thread::available_parallelism().map_or(1, NonZero::get)),
+            // Each possible CPU of the node has a ring, however few of them this process may use. What cannot be counted
+            // is refused at load.
+            ring_bytes: Self::default_ring_bytes(aya::util::nr_cpus().unwrap_or(usize::MAX)),
             max_cgroups: Self::DEFAULT_MAX_CGROUPS,
         }
     }
 
-    /// The default for a node with so many CPUs: a power of two, at least 256 KiB.
+    /// The default for a node with so many possible CPUs: a power of two, at least 256 KiB.
     fn default_ring_bytes(cpus: usize) -> NonZeroU32 {
-        let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1).next_power_of_two();
-        let share = (Self::DEFAULT_TOTAL_BYTES / cpus).clamp(256 << 10, Self::DEFAULT_RING_BYTES);
+        let cpus = u32::try_from(cpus)
+            .unwrap_or(u32::MAX)
+            .clamp(1, 1 << 16)
+            .next_power_of_two();
+        let share = (Self::DEFAULT_TOTAL_BYTES / cpus).clamp(Self::LEAST_RING_BYTES, Self::DEFAULT_RING_BYTES);
         NonZeroU32::new(share).expect("at least 256 KiB")
     }
 }
@@ -152,6 +160,23 @@ impl std::fmt::Debug for Hook {
 }
 
 impl Hook {
+    /// As [`Hook::load`], with smaller rings where memory is short: a container's memory limit holds for them too, and they
+    /// are a default for a whole node. [`Hook::each_ring_bytes`] says what they are.
+    ///
+    /// # Errors
+    /// See [`HookError`].
+    pub fn load_within_memory(options: &HookOptions) -> Result<Self, HookError> {
+        let mut options = options.clone();
+        loop {
+            match Self::load(&options) {
+                Err(HookError::NoMemory { .. }) if options.ring_bytes.get() > HookOptions::LEAST_RING_BYTES => {
+                    options.ring_bytes = NonZeroU32::new(options.ring_bytes.get() / 2).unwrap_or(NonZeroU32::MIN);
+                }
+                other => return other,
+            }
+        }
+    }
+
     /// Loads the programs; nothing runs yet.
     ///
     /// # Errors
@@ -373,6 +398,12 @@ impl Hook {
         self.warnings.take()
     }
 
+    /// Bytes of each CPU's ring.
+    #[must_use]
+    pub fn each_ring_bytes(&self) -> usize {
+        self.shards.first().map_or(0, |shard| shard.ring.data_bytes())
+    }
+
     /// Bytes that the rings hold in the kernel's memory.
     #[must_use]
     pub fn ring_bytes(&self) -> usize {
@@ -419,12 +450,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_default_counts_the_cpus_of_the_node_and_not_those_of_this_process() {
+        let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap();
+        let last: usize = possible.trim().rsplit(['-', ',']).next().unwrap().parse().unwrap();
+        let here = || HookOptions::new(Hierarchy::V2).ring_bytes;
+        assert_eq!(here(), HookOptions::default_ring_bytes(last + 1));
+    }
+
+    #[test]
     fn default_rings_are_large_on_small_nodes_and_bounded_on_large_ones() {
         let check = |cpus, expect: u32| assert_eq!(HookOptions::default_ring_bytes(cpus).get(), expect, "{cpus} CPUs");
         check(1, 8 << 20);
-        check(32, 8 << 20);
-        check(33, 4 << 20);
-        check(192, 1 << 20);
+        check(8, 8 << 20);
+        check(9, 4 << 20);
+        check(64, 1 << 20);
+        check(192, 256 << 10);
         check(1 << 20, 256 << 10);
+        check(usize::MAX, 256 << 10);
     }
 }

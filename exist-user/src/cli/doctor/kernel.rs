@@ -55,7 +55,7 @@ pub fn bpf(hierarchy: Hierarchy) -> Vec<Check> {
         Need::Switches,
         format!("{present} that the hook uses"),
     ));
-    checks.push(match Hook::load(&HookOptions::new(hierarchy)) {
+    checks.push(match Hook::load_within_memory(&HookOptions::new(hierarchy)) {
         Ok(hook) => Check::ok(
             "BPF",
             Need::Switches,
