@@ -1,6 +1,6 @@
 //! Where [`Input`]s come from.
 
-use std::{io, os::fd::OwnedFd, time::Duration};
+use std::{io, os::fd::OwnedFd, process, time::Instant};
 
 use anyhow::Context as _;
 use tokio::{
@@ -9,16 +9,15 @@ use tokio::{
 };
 
 use super::Input;
-use crate::sys::watched::Watched;
+use crate::sys::{procfs::Process, roots::Roots, watched::Watched};
 
 /// Everything that is waited for.
 pub struct Inputs {
     notices: Watched,
     /// Until the command ends.
     command: Option<Watched>,
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
+    /// Ctrl-C, a request to terminate, the terminal's end; without those that whoever started us wants ignored.
+    signals: [Option<Signal>; 3],
     /// What the threads say.
     inbox: UnboundedReceiver<Input>,
 }
@@ -29,37 +28,45 @@ impl Inputs {
     /// # Errors
     /// When the system has no descriptor left.
     pub fn new(notices: OwnedFd, command: Option<OwnedFd>, inbox: UnboundedReceiver<Input>) -> anyhow::Result<Self> {
+        let status = Process::new(&Roots::default(), process::id())
+            .status()
+            .unwrap_or_default();
+        let listen = |kind: SignalKind| match status.ignores(kind.as_raw_value()) {
+            true => Ok(None),
+            false => signal(kind).map(Some),
+        };
         let new = || -> io::Result<Self> {
             Ok(Self {
                 notices: Watched::new(notices)?,
                 command: command.map(Watched::new).transpose()?,
-                interrupt: signal(SignalKind::interrupt())?,
-                terminate: signal(SignalKind::terminate())?,
-                hangup: signal(SignalKind::hangup())?,
+                signals: [
+                    listen(SignalKind::interrupt())?,
+                    listen(SignalKind::terminate())?,
+                    listen(SignalKind::hangup())?,
+                ],
                 inbox,
             })
         };
         new().context("failed to wait for descriptors and signals")
     }
 
-    /// The next one; [`Input::Drain`] when nothing else came for `wait`.
-    pub async fn next(&mut self, wait: Duration) -> Input {
+    /// The next one; [`Input::Drain`] from `due` on. A time and not a length: others that come without a pause do not put
+    /// it off.
+    pub async fn next(&mut self, due: Instant) -> Input {
         let Self {
             notices,
             command,
-            interrupt,
-            terminate,
-            hangup,
+            signals: [interrupt, terminate, hangup],
             inbox,
         } = self;
         let input = tokio::select! {
             () = readable(Some(&*notices)) => Input::Notices,
             () = readable(command.as_ref()) => Input::CommandEnded,
-            Some(()) = interrupt.recv() => Input::Interrupt,
-            Some(()) = terminate.recv() => Input::Interrupt,
-            Some(()) = hangup.recv() => Input::Interrupt,
+            () = received(interrupt) => Input::Interrupt,
+            () = received(terminate) => Input::Interrupt,
+            () = received(hangup) => Input::Interrupt,
             Some(input) = inbox.recv() => input,
-            () = tokio::time::sleep(wait) => Input::Drain,
+            () = tokio::time::sleep_until(due.into()) => Input::Drain,
         };
         if matches!(input, Input::CommandEnded) {
             self.command = None; // its descriptor stays readable
@@ -68,10 +75,58 @@ impl Inputs {
     }
 }
 
+/// Waits for the signal; for ever when it is ignored.
+async fn received(signal: &mut Option<Signal>) {
+    if let Some(signal) = signal
+        && signal.recv().await.is_some()
+    {
+        return;
+    }
+    std::future::pending().await
+}
+
 /// Waits until there is something to read; for ever when there is no descriptor.
 async fn readable(fd: Option<&Watched>) {
     match fd {
         Some(fd) => fd.readable().await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_drain_is_due_also_while_notices_never_pause() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            // Readable for ever.
+            let (notices, mut writer) = io::pipe().unwrap();
+            io::Write::write_all(&mut writer, b"x").unwrap();
+            let (_said, inbox) = tokio::sync::mpsc::unbounded_channel();
+            let mut inputs = Inputs::new(notices.into(), None, inbox).unwrap();
+            let due = Instant::now() + Duration::from_millis(5);
+            let mut notices = 0;
+            loop {
+                match inputs.next(due).await {
+                    Input::Drain => break,
+                    Input::Notices => notices += 1,
+                    _ => unreachable!("nobody sends anything else"),
+                }
+                assert!(
+                    due.elapsed() < Duration::from_secs(2),
+                    "{notices} notices, and no drain"
+                );
+                // As if it had been read, and another came.
+                io::Write::write_all(&mut writer, b"x").unwrap();
+            }
+            assert!(notices > 0 && Instant::now() >= due);
+        });
     }
 }

@@ -29,7 +29,7 @@ use anyhow::Context as _;
 use exist_trace::{
     file::model::{ControlOp, Header, Loss, PtSettings, ResolvedTarget},
     session::Session,
-    units::MonoNs,
+    units::{MonoNs, Pid},
 };
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
@@ -99,6 +99,8 @@ pub struct Progress {
 #[derive(Clone, Debug)]
 pub struct Summary {
     pub target: ResolvedTarget,
+    /// Only this process of it was followed.
+    pub only_pid: Option<Pid>,
     pub period_ns: u64,
     pub totals: Totals,
     pub bytes: u64,
@@ -207,19 +209,20 @@ async fn record_target(
         },
         begun,
     );
-    let ran = run(&mut recorder, &mut inputs, options, &mut progress).await;
-    if let Err(error) = &ran {
-        recorder.give_up(format!("{error:#}"));
-    }
+    let ran = match run(&mut recorder, &mut inputs, options, &mut progress).await {
+        // A command that cannot be executed, for example: there is nothing to keep.
+        Err(error) if recorder.is_empty() => return Err(error),
+        Err(error) => {
+            recorder.give_up(format!("{error:#}"));
+            Err(error)
+        }
+        done => done,
+    };
 
     let ended = recorder.finish();
     let written = ended.writer.finish()?;
     let agent_cpu_ns = clock::process_cpu_ns().saturating_sub(cpu_begun_ns);
     ran?;
-    let warnings = ended
-        .warnings
-        .into_iter()
-        .map(|text| format!("the BPF programs warn: {text}"));
     let mut target = ended.target;
     let command_status = target
         .command
@@ -227,13 +230,17 @@ async fn record_target(
         .and_then(|command| command.child().try_wait().ok().flatten());
     Ok(Summary {
         target: target.header(),
+        only_pid: target.only_pid.map(|process| process.pid),
         period_ns: ended.end.0.saturating_sub(ended.start.0),
-        totals: ended.totals,
+        totals: Totals {
+            losses: ended.totals.losses + written.losses,
+            ..ended.totals
+        },
         bytes: written.bytes,
         reason: ended.reason,
         failure: written.failure,
         pt: tracing.pt,
-        notes: tracing.notes.into_iter().chain(warnings).collect(),
+        notes: tracing.notes.into_iter().chain(ended.warnings).collect(),
         setup_cpu_ns: cpu_begun_ns.saturating_sub(cpu_before_ns),
         agent_cpu_ns,
         command_status,
@@ -255,7 +262,7 @@ async fn run(
     }
     let mut shown = Instant::now();
     loop {
-        let input = inputs.next(recorder.wait()).await;
+        let input = inputs.next(recorder.due()).await;
         if recorder.handle(input)?.is_break() {
             return Ok(());
         }

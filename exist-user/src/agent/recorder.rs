@@ -1,6 +1,10 @@
 //! One recording at work: takes an [`Input`] at a time, asks the controller, and carries out what it decides.
 
-use std::{ops::ControlFlow, path::Path, time::Duration};
+use std::{
+    ops::ControlFlow,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use exist_trace::{
     file::model::{ControlKind, ControlOp, End, Generation, Loss, LossKind},
@@ -20,7 +24,7 @@ use crate::{
     capture::{Change, Hotplug, Report},
     control::{self, Command, Controller, EndReason, PeriodId},
     hook::{Notice, NoticeKind, Notices},
-    sys::{clock, cpu, procfs::Process, roots::Roots},
+    sys::{clock, cpu, roots::Roots},
     target::Resolved,
 };
 
@@ -58,7 +62,7 @@ pub struct Ended {
     pub end: MonoNs,
     pub writer: FileWriter,
     pub target: Resolved,
-    /// What the BPF programs have warned of.
+    /// What is not as it should be, in words.
     pub warnings: Vec<String>,
 }
 
@@ -66,6 +70,7 @@ pub struct Ended {
 pub struct Recorder {
     parts: Parts,
     pace: Pace,
+    drained_at: Instant,
     hotplug: Hotplug,
     start: MonoNs,
     paired_at: u64,
@@ -86,6 +91,7 @@ impl Recorder {
         Self {
             parts,
             pace: Pace::default(),
+            drained_at: Instant::now(),
             hotplug: Hotplug::new(&online),
             start,
             paired_at: 0,
@@ -98,19 +104,27 @@ impl Recorder {
         }
     }
 
-    /// How long to wait for the next input; then [`Input::Drain`] is due.
-    pub fn wait(&self) -> Duration {
+    /// Until when to wait for the next input; then [`Input::Drain`] is due.
+    pub fn due(&self) -> Instant {
         if self.ended.is_some() {
-            return FINISHING;
+            return self.drained_at + FINISHING;
         }
         let deadline = self
             .parts
             .controller
             .next_deadline()
-            .map(|at| at.0.saturating_sub(clock::mono_ns()));
-        self.pace
-            .interval()
-            .min(deadline.map_or(Duration::MAX, Duration::from_nanos))
+            .map(|at| Duration::from_nanos(at.0.saturating_sub(clock::mono_ns())));
+        let drain = self.drained_at + self.pace.interval();
+        // A deadline centuries away is no time that `Instant` can tell.
+        match deadline.and_then(|wait| Instant::now().checked_add(wait)) {
+            Some(deadline) => drain.min(deadline),
+            None => drain,
+        }
+    }
+
+    /// Whether nothing was recorded: neither a record nor a part of the file.
+    pub fn is_empty(&self) -> bool {
+        self.parts.aggregator.totals().records == 0 && self.parts.writer.is_empty()
     }
 
     /// What was recorded so far.
@@ -179,8 +193,9 @@ impl Recorder {
             ends_at: None,
             look_back,
         })?;
+        let late = Instant::now() + START_WAIT;
         while !self.parts.tracers.all_started() {
-            match inputs.next(START_WAIT).await {
+            match inputs.next(late).await {
                 Input::Drain => break, // one that takes so long is late, and its loss says so
                 input => {
                     if self.handle(input)?.is_break() {
@@ -206,7 +221,7 @@ impl Recorder {
     pub fn snapshot(&mut self) {
         let target = &self.parts.target;
         let pids: Vec<_> = match target.only_pid {
-            Some(pid) => vec![pid],
+            Some(process) => vec![process.pid],
             None => target
                 .roots
                 .iter()
@@ -306,6 +321,7 @@ impl Recorder {
         if self.ended.is_none() && is_due(&mut self.looked_at, now, LOOK_NS) {
             self.look(now)?;
         }
+        self.drained_at = Instant::now();
         self.step(control::Input::Tick)
     }
 
@@ -333,7 +349,7 @@ impl Recorder {
     /// Looks at what gives no notice: whether the target still has a process, and which CPUs are online.
     fn look(&mut self, now: u64) -> anyhow::Result<()> {
         let populated = match self.parts.target.only_pid {
-            Some(pid) => Process::new(&self.parts.roots, pid.0).stat().is_ok(),
+            Some(process) => process.lives(&self.parts.roots),
             None => self.parts.target.populated().unwrap_or(true),
         };
         if self.was_populated && !populated {

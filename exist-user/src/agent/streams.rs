@@ -26,7 +26,7 @@ pub struct Streams {
     side_bands: Vec<SideBand>,
     /// Reused between drains.
     bytes: Vec<u8>,
-    /// Of the BPF programs.
+    /// What is not as it should be, in words.
     warnings: Vec<String>,
 }
 
@@ -46,11 +46,24 @@ impl Streams {
     /// With the reason and the remedy, for the user.
     pub fn open(target: &Resolved, ring_bytes: Option<NonZeroU32>) -> anyhow::Result<(Self, ControlOp)> {
         let mut options = HookOptions {
-            only_pid: target.only_pid,
+            only_pid: target.only_pid.map(|process| process.pid),
             ..HookOptions::new(target.hierarchy.clone())
         };
         options.ring_bytes = ring_bytes.unwrap_or(options.ring_bytes);
-        let mut hook = Hook::load(&options)?;
+        let cgroups = target.cgroup_ids();
+        options.max_cgroups = room_for(cgroups.len()).max(options.max_cgroups);
+        let mut hook = match ring_bytes {
+            Some(_) => Hook::load(&options),
+            None => Hook::load_within_memory(&options),
+        }?;
+        let mut warnings = Vec::new();
+        if hook.each_ring_bytes() < options.ring_bytes.get() as usize {
+            warnings.push(format!(
+                "memory is short: each CPU's ring has {} KiB instead of {} KiB; a higher memory limit mends it",
+                hook.each_ring_bytes() >> 10,
+                options.ring_bytes.get() >> 10
+            ));
+        }
         let from = MonoNs(clock::mono_ns());
         hook.attach()?;
         for root in &target.roots {
@@ -65,7 +78,7 @@ impl Streams {
                 hook,
                 side_bands: Vec::new(),
                 bytes: Vec::new(),
-                warnings: Vec::new(),
+                warnings,
             },
             attached,
         ))
@@ -126,7 +139,7 @@ impl Streams {
                 error: Some(warning.clone()),
                 ..op(ControlKind::Other, now, None)
             });
-            self.warnings.push(warning);
+            self.warnings.push(format!("the BPF programs warn: {warning}"));
         }
         Ok(())
     }
@@ -154,13 +167,19 @@ impl Streams {
         Ok(())
     }
 
-    /// Takes the hook out of the kernel. Gives what the BPF programs have warned of besides.
+    /// Takes the hook out of the kernel. Gives what is not as it should be besides, in words.
     pub fn detach(mut self) -> (ControlOp, Vec<String>) {
         let from = MonoNs(clock::mono_ns());
         let warnings = std::mem::take(&mut self.warnings);
         drop(self);
         (op(ControlKind::HookDetach, from, None), warnings)
     }
+}
+
+/// Room for so many cgroups, and as many that come while it records.
+fn room_for(cgroups: usize) -> NonZeroU32 {
+    let room = u32::try_from(cgroups).unwrap_or(u32::MAX).saturating_mul(2);
+    NonZeroU32::new(room).unwrap_or(NonZeroU32::MIN)
 }
 
 /// An operation that is just done.
