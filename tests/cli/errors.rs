@@ -1,6 +1,6 @@
 //! Every error names the thing, the reason and the remedy.
 
-use std::fs;
+use std::{fs, process::Command};
 
 use super::{TRACE, exist, recording};
 
@@ -20,6 +20,10 @@ fn files_to_read() {
     let missing = ["/no/such.exist", "No such file", "`exist record` writes traces"];
     check(&["report", "/no/such.exist"], &missing);
     check(&["dump", "/no/such.exist", "ops"], &missing);
+    check(
+        &["report", "/dev/zero"],
+        &["/dev/zero", "a device", "`exist record` writes traces"],
+    );
     let folder = tempfile::tempdir().unwrap();
     let (empty, other) = (folder.path().join("empty"), folder.path().join("other"));
     fs::write(&empty, "").unwrap();
@@ -110,4 +114,32 @@ fn nothing_is_left_where_a_recording_fails() {
     check(&["record", "-o", out, "--pid", "4194305"], &["no process"]);
     check(&["record", "-o", out, "--container", "00000000feed"], &["no container"]);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn standard_output_that_is_full() {
+    for arguments in [
+        &["report", TRACE, "--json"] as &[_],
+        &["dump", TRACE, "switches"],
+        &["man"],
+    ] {
+        let output = Command::new(recording::EXIST)
+            .args(arguments)
+            .stdout(fs::File::create("/dev/full").unwrap())
+            .output()
+            .unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {err}");
+        assert!(
+            err.starts_with("exist: failed to write to standard output: No space left"),
+            "{arguments:?}: {err}"
+        );
+    }
+}
+
+#[test]
+fn names_that_would_steer_a_terminal() {
+    let ran = exist(&["report", "/no/\u{1b}[31m\u{202e}x"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("/no/\u{fffd}[31m\u{fffd}x"), "{ran:?}");
 }

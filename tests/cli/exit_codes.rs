@@ -3,6 +3,7 @@
 use std::{
     env, fs,
     io::{Read as _, Write as _},
+    process::{Command, Stdio},
     thread,
 };
 
@@ -69,6 +70,39 @@ fn losses_in_a_trace_are_3_only_when_that_is_asked_for() {
         check(&[what, &[TRACE], rows].concat(), 0);
         check(&[what, &[TRACE], rows, &["--strict"]].concat(), 3);
         check(&[what, &[whole], rows, &["--strict"]].concat(), 0);
+    }
+}
+
+#[test]
+fn a_reader_that_has_what_it_wants_is_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let many = folder.path().join("many.exist");
+    let mut writer = Writer::new(Vec::new());
+    for generation in Reader::new(&fs::read(TRACE).unwrap()) {
+        let mut generation = generation.unwrap();
+        let thread = generation.threads.first().cloned();
+        generation.threads.extend((0..5000).filter_map(|i| {
+            let mut thread = thread.clone()?;
+            thread.tid.0 = 100_000 + i;
+            Some(thread)
+        }));
+        writer.write(&generation).unwrap();
+    }
+    fs::write(&many, writer.into_inner()).unwrap();
+    for arguments in [&["report"] as &[_], &["report", "--json"]] {
+        let mut child = Command::new(recording::EXIST)
+            .args(arguments)
+            .arg(&many)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut answer = child.stdout.take().unwrap();
+        answer.read_exact(&mut [0]).unwrap();
+        drop(answer);
+        let output = child.wait_with_output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), &*err), (Some(0), ""), "{arguments:?}");
     }
 }
 

@@ -1,7 +1,6 @@
 //! `exist export`: a trace in another format.
 
 use std::{
-    fs,
     io::{self, BufWriter, Write},
     path::PathBuf,
 };
@@ -10,10 +9,12 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use exist_trace::{
     export::perfetto::{self, Calls},
+    file::Pieces,
     image::Symbols,
 };
 
 use super::{Outcome, code::Roots, flow::Decoded, pieces, read};
+use crate::spool::PartFile;
 
 /// Write a trace in another format
 #[derive(Debug, Args)]
@@ -57,27 +58,30 @@ impl Export {
             )?),
             Err(_) => None,
         };
-        let mut name = self.output.clone().into_os_string();
-        name.push(".part");
-        let part = PathBuf::from(name);
-        let written = fs::File::create(&part).and_then(|file| {
-            let mut out = BufWriter::with_capacity(1 << 20, file);
-            match self.to {
-                Format::Perfetto => {
-                    perfetto::write(pieces, &mut out)?;
-                    decoded.as_ref().map_or(Ok(()), |decoded| calls(decoded, &mut out))?;
-                }
-            }
-            out.flush()?;
-            fs::rename(&part, &self.output)
-        });
-        written.inspect_err(|_| drop(fs::remove_file(&part))).with_context(|| {
+        self.write(pieces, decoded.as_ref()).with_context(|| {
             format!(
                 "failed to write {} (its folder must be there and writable)",
                 self.output.display()
             )
         })?;
         Ok(Outcome::Done)
+    }
+
+    fn write(&self, pieces: Pieces<'_>, decoded: Option<&Decoded>) -> io::Result<()> {
+        let mut out = BufWriter::with_capacity(1 << 20, PartFile::create(&self.output)?);
+        let written = match self.to {
+            Format::Perfetto => perfetto::write(pieces, &mut out)
+                .and_then(|()| decoded.map_or(Ok(()), |decoded| calls(decoded, &mut out))),
+        };
+        let written = written.and_then(|()| out.flush());
+        let (file, _) = out.into_parts();
+        match written {
+            Ok(()) => file.finish(),
+            Err(error) => {
+                file.discard();
+                Err(error)
+            }
+        }
     }
 }
 

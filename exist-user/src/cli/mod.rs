@@ -17,6 +17,7 @@ pub mod text;
 use std::{
     fs,
     io::{self, Write},
+    os::unix::fs::FileTypeExt as _,
     path::Path,
     process::ExitCode,
 };
@@ -84,17 +85,55 @@ pub fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };
-    let mut out = io::BufWriter::with_capacity(1 << 16, io::stdout().lock());
+    let mut out = Output {
+        to: io::BufWriter::with_capacity(1 << 16, io::stdout().lock()),
+        failure: None,
+    };
     let result = run(cli.command, &mut out).and_then(|outcome| Ok(out.flush().map(|()| outcome)?));
-    match result {
-        Ok(Outcome::Done) => ExitCode::SUCCESS,
-        Ok(Outcome::Lost) => ExitCode::from(3),
+    match (result, out.failure) {
+        (Ok(Outcome::Done), _) => ExitCode::SUCCESS,
+        (Ok(Outcome::Lost), _) => ExitCode::from(3),
         // `exist dump … | head`: the reader has what it wants.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("exist: {error:#}");
-            ExitCode::FAILURE
-        }
+        (Err(_), Some(failure)) if failure.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        (Err(_), Some(failure)) => failed(&anyhow::Error::new(failure).context("failed to write to standard output")),
+        (Err(error), None) => failed(&error),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    // Names of cgroups and processes are in it. That nobody reads it changes nothing.
+    let _ = writeln!(io::stderr(), "exist: {}", text::plain_lines(&format!("{error:#}")));
+    ExitCode::FAILURE
+}
+
+/// Standard output, and why it failed: what writes to it does not always say.
+struct Output<W> {
+    to: W,
+    failure: Option<io::Error>,
+}
+
+impl<W> Output<W> {
+    fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        result.map_err(|error| {
+            let kind = error.kind();
+            // Whoever writes tries again then.
+            if kind != io::ErrorKind::Interrupted {
+                self.failure = Some(error);
+            }
+            kind.into()
+        })
+    }
+}
+
+impl<W: Write> Write for Output<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let result = self.to.write(bytes);
+        self.note(result)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let result = self.to.flush();
+        self.note(result)
     }
 }
 
@@ -110,17 +149,16 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     }
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        cause
-            .downcast_ref::<io::Error>()
-            .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
-    })
-}
-
-/// The bytes of a trace file.
+/// The bytes of a trace file, or of a pipe. A device might never end.
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    fs::read(path).with_context(|| unreadable(path))
+    let read = || {
+        let kind = fs::metadata(path)?.file_type();
+        if kind.is_char_device() || kind.is_block_device() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a device"));
+        }
+        fs::read(path)
+    };
+    read().with_context(|| unreadable(path))
 }
 
 /// Its pieces.

@@ -3,7 +3,9 @@
 use std::{
     io::{self, IsTerminal, Write},
     num::NonZeroU32,
+    os::unix::process::ExitStatusExt as _,
     path::PathBuf,
+    process::ExitStatus,
 };
 
 use clap::{ArgGroup, Args, ValueEnum};
@@ -70,7 +72,7 @@ pub struct Record {
     #[arg(long, value_name = "LIST", value_parser = quantity::cpus)]
     cpus: Option<Cpus>,
 
-    /// Ring of each CPU for switch records [default: 2M]
+    /// Ring of each CPU for switch records [default: 8M; less on nodes with more than 8 CPUs]
     #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
     ring_bytes: Option<u64>,
     #[command(flatten)]
@@ -93,8 +95,8 @@ impl Record {
         let summary = agent::record(&options, |progress| line.show(progress));
         line.clear();
         let summary = summary?;
-        // Standard output may be the command's own.
-        print(&summary, &out.to_string_lossy(), &mut io::stderr().lock())?;
+        // Standard output may be the command's own. That nobody reads the summary changes nothing about the recording.
+        let _ = print(&summary, &out.to_string_lossy(), &mut io::stderr().lock());
         match (&summary.failure, &summary.reason) {
             (Some(reason), _) => anyhow::bail!("{reason}"),
             (None, EndReason::Error(reason)) => anyhow::bail!("the recording ended early: {reason}"),
@@ -257,6 +259,11 @@ fn print(summary: &Summary, file: &str, out: &mut dyn Write) -> io::Result<()> {
     for note in &summary.notes {
         writeln!(out, "  note: {}", text::plain(note))?;
     }
+    if let Some(status) = summary.command_status.map(ExitStatus::from_raw)
+        && !status.success()
+    {
+        writeln!(out, "  note: the command ended with {status}")?;
+    }
     if totals.records == 0 {
         writeln!(out, "  note: the target did not run in this time")?;
     }
@@ -265,10 +272,14 @@ fn print(summary: &Summary, file: &str, out: &mut dyn Write) -> io::Result<()> {
 
 fn target(summary: &Summary) -> String {
     let target = &summary.target;
-    match (&target.container, target.cgroups.as_slice()) {
+    let whole = match (&target.container, target.cgroups.as_slice()) {
         (Some(id), _) => format!("container {}", text::plain(id.get(..12).unwrap_or(id))),
         (None, [(path, _)]) => format!("cgroup {}", text::plain(path)),
         (None, cgroups) => count(cgroups.len() as u64, "cgroup"),
+    };
+    match summary.only_pid {
+        Some(pid) => format!("process {pid} in {whole}"),
+        None => whole,
     }
 }
 

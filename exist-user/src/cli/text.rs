@@ -77,11 +77,21 @@ pub fn ranges(sorted: &[u32]) -> String {
     out
 }
 
-/// Text that cannot steer a terminal: names and paths come from strangers.
+/// Text that cannot steer a terminal, nor show other than it is: names and paths come from strangers.
 pub fn plain(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect()
+    text.chars().map(|c| if steers(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// The same for text of several lines.
+pub fn plain_lines(text: &str) -> String {
+    let lines: Vec<_> = text.split('\n').map(plain).collect();
+    lines.join("\n")
+}
+
+/// Control characters, and what turns the direction of writing or ends a line.
+fn steers(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Where a column's text stands.
@@ -175,6 +185,8 @@ mod tests {
             ]
         );
         assert_eq!(plain("a\x1b[31mb\n"), "a\u{fffd}[31mb\u{fffd}");
+        assert_eq!(plain("exe\u{202e}gpj.é漢"), "exe\u{fffd}gpj.é漢");
+        assert_eq!(plain_lines("a\x07:\n  b\r\n"), "a\u{fffd}:\n  b\u{fffd}\n");
     }
 
     #[test]

@@ -254,7 +254,7 @@ impl Tally {
         let ran = |c: &CpuRow| c.on_cpu_ns > 0 || c.switches > 0 || c.lost > 0 || c.kernel_on_cpu_ns.unwrap_or(0) > 0;
         let header = self.header;
         Report {
-            target: target(&header),
+            target: target(&header.session.target, header.target.container.as_deref()),
             cgroups: header.target.cgroups.into_iter().map(|(path, _)| path).collect(),
             hierarchy: header.target.hierarchy,
             kernel: header.node.kernel,
@@ -368,15 +368,37 @@ fn blind_within(blind: &[(MonoNs, MonoNs)], since: MonoNs, until: MonoNs) -> u64
         .sum()
 }
 
-fn target(header: &Header) -> String {
-    if let Some(container) = &header.target.container {
-        return format!("container {container}");
+/// What was followed: as it was resolved, else as it was asked.
+fn target(asked: &Target, container: Option<&str>) -> String {
+    match (asked, container) {
+        (Target::OnlyPid(pid), Some(id)) => format!("process {pid} in container {id}"),
+        (Target::OnlyPid(pid), None) => format!("process {pid}"),
+        (_, Some(id)) => format!("container {id}"),
+        (Target::Container(id), None) => format!("container {id}"),
+        (Target::Cgroup(path), None) => format!("cgroup {path}"),
+        (Target::Pid(pid), None) => format!("cgroup of process {pid}"),
+        (Target::Command(words), None) => format!("command {}", words.join(" ")),
     }
-    match &header.session.target {
-        Target::Container(id) => format!("container {id}"),
-        Target::Cgroup(path) => format!("cgroup {path}"),
-        Target::Pid(pid) => format!("cgroup of process {pid}"),
-        Target::OnlyPid(pid) => format!("process {pid}"),
-        Target::Command(words) => format!("command {}", words.join(" ")),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_is_what_was_followed() {
+        let check = |asked: &Target, container, expect: &str| assert_eq!(target(asked, container), expect);
+        check(&Target::Container("ab12".into()), Some("ab12cd"), "container ab12cd");
+        check(
+            &Target::Cgroup("/docker/ab12cd".into()),
+            Some("ab12cd"),
+            "container ab12cd",
+        );
+        check(&Target::Cgroup("/x".into()), None, "cgroup /x");
+        check(&Target::Pid(7), Some("ab12cd"), "container ab12cd");
+        check(&Target::Pid(7), None, "cgroup of process 7");
+        check(&Target::OnlyPid(7), Some("ab12cd"), "process 7 in container ab12cd");
+        check(&Target::OnlyPid(7), None, "process 7");
+        check(&Target::Command(vec!["ls".into(), "-l".into()]), None, "command ls -l");
     }
 }
