@@ -114,7 +114,22 @@ struct Away {
     to: u64,
 }
 
-/// Waits until a thread of the process has run on this CPU since the call: on a busy machine the scheduler may leave it to others.
+/// Has the process run on this CPU: on a busy machine the scheduler may leave it to others for seconds.
+fn make_it_run_on(cpu: u32, pid: u32) {
+    let pin = |cpus: &[u32]| {
+        let cpus: Vec<_> = cpus.iter().map(u32::to_string).collect();
+        let pinned = Command::new("taskset")
+            .args(["--all-tasks", "--pid", "--cpu-list", &cpus.join(","), &pid.to_string()])
+            .output()
+            .unwrap();
+        assert!(pinned.status.success(), "{}", String::from_utf8_lossy(&pinned.stderr));
+    };
+    pin(&[cpu]);
+    wait_until_it_runs_on(cpu, pid);
+    pin(&online());
+}
+
+/// Waits until a thread of the process has run on this CPU since the call.
 fn wait_until_it_runs_on(cpu: u32, pid: u32) {
     let runs = || -> HashMap<PathBuf, String> {
         let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
@@ -139,7 +154,7 @@ fn wait_until_it_runs_on(cpu: u32, pid: u32) {
 }
 
 fn go_and_come(cpu: u32, pid: u32) -> Away {
-    wait_until_it_runs_on(cpu, pid);
+    make_it_run_on(cpu, pid);
     let offline = Offline::take(cpu).unwrap();
     let from = clock::mono_ns();
     assert!(!online().contains(&cpu));
@@ -147,7 +162,7 @@ fn go_and_come(cpu: u32, pid: u32) -> Away {
     let to = clock::mono_ns();
     drop(offline);
     assert!(online().contains(&cpu));
-    wait_until_it_runs_on(cpu, pid);
+    make_it_run_on(cpu, pid);
     thread::sleep(STAYS);
     Away { from, to }
 }
