@@ -1,18 +1,22 @@
 //! `cargo xtask demo`: sets up what is missing, records a small service, prints the report, leaves a file to open.
+//!
+//! With Intel PT here one recording shows all. Without it there are two: of this machine's switches, where that can be
+//! recorded, and of a guest with an emulated PT, which needs no privilege.
 
 use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    build_ebpf, process,
+    build_ebpf, lab, process,
     setup::{self, Need},
 };
 
 /// Seconds that are recorded; the service runs a little longer.
 const RECORD_S: &str = "2s";
 const SERVICE_S: &str = "3";
-
+/// The same in the guest, whose processor is emulated.
+const GUEST_S: &str = "1";
 /// Runs `cargo xtask demo`.
 ///
 /// # Errors
@@ -38,17 +42,47 @@ pub fn run() -> Result<()> {
     let exist = root.join("target/release/exist");
     let out = root.join("target/demo");
     fs::create_dir_all(&out).with_context(|| format!("failed to create {}", out.display()))?;
-    let (trace, perfetto) = (out.join("demo.exist"), out.join("demo.perfetto-trace"));
+    let service = root.join("target/release/demo-service");
 
-    record(&exist, &root.join("target/release/demo-service"), &trace)?;
-    process::run(Command::new(&exist).arg("report").arg(&trace))?;
-    process::run(
-        Command::new(&exist)
-            .arg("export")
-            .arg(&trace)
-            .args(["--to", "perfetto", "-o"])
-            .arg(&perfetto),
-    )?;
+    let trace = out.join("demo.exist");
+    match record(&exist, &service, &trace) {
+        Ok(()) => show(&exist, &trace, None)?,
+        // The guest shows more than this machine would have.
+        Err(error) if !Path::new(process::INTEL_PT).exists() => {
+            eprintln!("this machine's switches are not recorded: {error:#}")
+        }
+        Err(error) => return Err(error),
+    }
+    if !Path::new(process::INTEL_PT).exists() {
+        println!("\nno Intel PT here: the same in a guest with an emulated one (tests/lab/README.md)");
+        let recorded = lab::demo::record(&exist, &service, GUEST_S)?;
+        let trace = out.join("demo-pt.exist");
+        fs::copy(&recorded.trace, &trace).with_context(|| format!("failed to write {}", trace.display()))?;
+        show(&exist, &trace, Some(&recorded.root))?;
+    }
+    Ok(())
+}
+
+/// Prints the report, and leaves a file to open. `root`: where the code that ran is.
+fn show(exist: &Path, trace: &Path, root: Option<&Path>) -> Result<()> {
+    let perfetto = trace.with_extension("perfetto-trace");
+    let with_root = |command: &mut Command| {
+        if let Some(root) = root {
+            command.arg("--root").arg(root);
+        }
+    };
+    let mut report = Command::new(exist);
+    report.arg("report").arg(trace);
+    with_root(&mut report);
+    process::run(&mut report)?;
+    let mut export = Command::new(exist);
+    export
+        .arg("export")
+        .arg(trace)
+        .args(["--to", "perfetto", "-o"])
+        .arg(&perfetto);
+    with_root(&mut export);
+    process::run(&mut export)?;
     println!("\nthe trace: {}", trace.display());
     println!("open in ui.perfetto.dev: {}", perfetto.display());
     Ok(())

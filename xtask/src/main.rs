@@ -35,7 +35,7 @@ enum Command {
     #[command(hide = true)]
     BenchTarget(bench::target::Args),
     /// Format check, lints and all tests: what has to pass before a change lands.
-    Ci,
+    Ci(ci::Args),
     /// Set up what is missing, record a small service, print the report, leave a file to open.
     Demo,
     /// Fuzz every parser for some seconds each (needs a nightly compiler and cargo-fuzz).
@@ -57,13 +57,13 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::BuildEbpf => build_ebpf::run(),
         Command::BenchTarget(args) => bench::target::run(&args),
-        Command::Ci => ci::run(),
+        Command::Ci(args) => ci::run(&args),
         Command::Demo => demo::run(),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Lab(args) => lab::run(&args),
         Command::Image => image::run(),
         Command::Setup(args) => setup::run(&args),
-        Command::Test => test::run(),
+        Command::Test => test::run(false),
         Command::Tidy => tidy::run(),
     };
     match done {

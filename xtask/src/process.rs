@@ -7,6 +7,9 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
+/// Where the kernel shows that it drives an Intel PT.
+pub const INTEL_PT: &str = "/sys/bus/event_source/devices/intel_pt";
+
 /// The workspace's root folder.
 pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -97,5 +97,11 @@ fn calls(decoded: &Decoded, out: &mut dyn Write) -> io::Result<()> {
             .spans(tid, &decoded.image, &mut symbols, |span| spans.push(span));
         to.thread((pid, tid), spans, |id| symbols.function(id).clone())?;
     }
+    if to.too_deep() > 0 {
+        eprintln!(
+            "exist: {} calls are left out: more than 512 others are around each, which Perfetto does not draw",
+            to.too_deep()
+        );
+    }
     Ok(())
 }

@@ -12,6 +12,7 @@ mod capture;
 mod check;
 mod compare;
 mod decoded;
+pub mod demo;
 mod guest;
 mod initramfs;
 mod libraries;

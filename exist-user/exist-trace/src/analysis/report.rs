@@ -11,7 +11,7 @@ use crate::{
     export::ndjson::LossRow,
     file::{
         Generation, Header, Piece, Pieces,
-        model::{LossKind, flags},
+        model::{ControlKind, ControlOp, LossKind, flags},
     },
     flow::{Sched, Seen, Step, Thread, ThreadIx, Threads, Why, state::TaskState},
     session::Target,
@@ -89,6 +89,10 @@ pub struct CpuRow {
     pub switches: u64,
     /// Records lost on it.
     pub lost: u64,
+    /// Bytes of processor trace.
+    pub pt_bytes: u64,
+    /// Times that its tracer was enabled or disabled.
+    pub ops: u64,
 }
 
 /// Reads a file to its end.
@@ -168,6 +172,14 @@ impl Tally {
         self.missed += g.records.iter().filter(|r| r.flags & flags::MISSED != 0).count() as u64;
         for c in &g.counters {
             self.cpu(c.cpu).kernel_on_cpu_ns = Some(c.on_cpu_ns);
+        }
+        for chunk in &g.pt {
+            self.cpu(chunk.cpu).pt_bytes += chunk.bytes.len() as u64;
+        }
+        let is_switch =
+            |op: &&ControlOp| matches!(op.kind, ControlKind::PtEnable | ControlKind::PtDisable) && op.error.is_none();
+        for cpu in g.ops.iter().filter(is_switch).filter_map(|op| op.cpu) {
+            self.cpu(cpu).ops += 1;
         }
         if let Some(end) = &g.end_of_recording {
             self.ended = Some(end.reason.clone());
@@ -251,7 +263,9 @@ impl Tally {
         self.losses.sort_by_key(|l| l.t_ns);
         let lacks = self.lacks(&seen);
         // A counter alone does not make a CPU one that the target ran on.
-        let ran = |c: &CpuRow| c.on_cpu_ns > 0 || c.switches > 0 || c.lost > 0 || c.kernel_on_cpu_ns.unwrap_or(0) > 0;
+        let ran = |c: &CpuRow| {
+            c.on_cpu_ns > 0 || c.switches > 0 || c.lost > 0 || c.ops > 0 || c.kernel_on_cpu_ns.unwrap_or(0) > 0
+        };
         let header = self.header;
         Report {
             target: target(&header.session.target, header.target.container.as_deref()),

@@ -29,6 +29,9 @@ const SEQUENCE: u32 = 2;
 /// Tracks of threads: this and the thread's number.
 const TRACKS: u64 = 1 << 32;
 
+/// Perfetto's trace processor draws no more than this (`kMaxDepth` of its slice tracker).
+const MAX_DEPTH: usize = 512;
+
 /// Numbers of the names of annotations.
 const MODULE: u64 = 1;
 const INFERRED: u64 = 2;
@@ -39,6 +42,7 @@ pub struct Calls<W> {
     /// Number of the name of each function, and of the module that it stands in.
     functions: HashMap<FunctionId, (u64, u64)>,
     modules: HashMap<Arc<str>, u64>,
+    too_deep: u64,
 }
 
 impl<W: Write> Calls<W> {
@@ -62,7 +66,14 @@ impl<W: Write> Calls<W> {
             to,
             functions: HashMap::new(),
             modules: HashMap::new(),
+            too_deep: 0,
         })
+    }
+
+    /// How many spans were left out because more than 512 others are around them.
+    #[must_use]
+    pub const fn too_deep(&self) -> u64 {
+        self.too_deep
     }
 
     /// Appends the spans of one thread, in any order. `function` is asked once for each.
@@ -95,6 +106,10 @@ impl<W: Write> Calls<W> {
             while let Some(top) = open.pop_if(|top| !holds(top, &span)) {
                 // What would reach into the next one ends where that begins.
                 self.end(track, top.end.min(span.start).max(top.start))?;
+            }
+            if open.len() == MAX_DEPTH {
+                self.too_deep += 1;
+                continue;
             }
             self.begin(track, &span, &function)?;
             open.push(span);
@@ -254,6 +269,32 @@ mod tests {
             "c 2-3 1, b 1-4 1, d 5-6 1, a 1-7 0",
             "1 a( 1 b( 2 c( 3 ) 4 ) 5 d( 6 ) 7 )",
         );
+    }
+
+    #[test]
+    fn what_is_too_deep_is_counted() {
+        let span = |depth: u32| Span {
+            function: FunctionId(0),
+            start: MonoNs(u64::from(depth)),
+            end: MonoNs(2_000 - u64::from(depth)),
+            depth,
+            inferred: false,
+            called: true,
+            self_ns: 0,
+            recursive: true,
+        };
+        let function = |_| Function {
+            name: "f".into(),
+            module: "m".into(),
+        };
+        let mut bytes = Vec::new();
+        let mut calls = Calls::new(&mut bytes).unwrap();
+        calls
+            .thread((Pid(1), Tid(2)), (0..600).map(span).collect(), function)
+            .unwrap();
+        assert_eq!(calls.too_deep(), 88);
+        let events = Trace::decode(bytes.as_slice()).unwrap().packet.into_iter();
+        assert_eq!(events.filter_map(|packet| packet.track_event).count(), 2 * 512);
     }
 
     #[test]
