@@ -52,6 +52,12 @@ impl IntelPt {
     pub fn choice(&self) -> &Choice {
         &self.choice
     }
+
+    /// The settings in perf's own words.
+    #[must_use]
+    pub fn terms(&self) -> String {
+        self.choice.terms(&self.device)
+    }
 }
 
 impl PtSource for IntelPt {

@@ -115,6 +115,21 @@ impl Choice {
         attr
     }
 
+    /// The settings in perf's own words, as after `-e intel_pt/…/u`: those that are not 0.
+    #[must_use]
+    pub fn terms(&self, device: &PtDevice) -> String {
+        let terms: Vec<_> = device
+            .format
+            .iter()
+            .filter_map(|(name, field)| match field.decode(self.config) {
+                0 => None,
+                1 if field.bits == 1 => Some(name.clone()),
+                value => Some(format!("{name}={value}")),
+            })
+            .collect();
+        format!("intel_pt/{}/u", terms.join(","))
+    }
+
     /// What the file's header says of it.
     #[must_use]
     pub fn header(&self, device: &PtDevice) -> PtSettings {
@@ -225,6 +240,17 @@ mod tests {
         assert_eq!((attr.exclude_user(), attr.inherit(), attr.enable_on_exec()), (0, 0, 0));
         assert_eq!(attr.aux_watermark, 1);
         assert_eq!(choice.header(&skylake(&[])).tsc_art_numerator, 284);
+    }
+
+    #[test]
+    fn settings_read_as_perf_writes_them() {
+        let said = |caps: &[(&str, &str)]| {
+            let device = skylake(caps);
+            Choice::for_device(&device).unwrap().terms(&device)
+        };
+        assert_eq!(said(&[]), "intel_pt/branch,mtc,mtc_period=3,psb_period=3,pt,tsc/u");
+        let broadwell = [("mtc", "0"), ("psb_cyc", "0"), ("topa_multiple_entries", "0")];
+        assert_eq!(said(&broadwell), "intel_pt/branch,pt,tsc/u");
     }
 
     #[test]

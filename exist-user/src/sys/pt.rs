@@ -106,6 +106,13 @@ impl Field {
     pub fn encode(self, value: u64) -> Option<u64> {
         (u64::BITS - value.leading_zeros() <= self.bits).then(|| value << self.first_bit)
     }
+
+    /// The value that stands at its place in `config`.
+    #[must_use]
+    pub fn decode(self, config: u64) -> u64 {
+        let above = u64::BITS.saturating_sub(self.bits);
+        config.checked_shr(self.first_bit).unwrap_or(0) << above >> above
+    }
 }
 
 /// The files of a folder with what they say, trimmed.

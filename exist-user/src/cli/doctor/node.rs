@@ -204,17 +204,19 @@ pub fn processor_trace(sys: &Path, roots: &Roots) -> Check {
             }
         })
         .collect();
-    let check = check(caps.join(" "));
+    let pt = match IntelPt::find(sys, &roots.proc) {
+        Ok(pt) => pt,
+        Err(error) => return check(caps.join(" ")).missing(error.to_string()),
+    };
     let first = cpu::online(sys)
         .ok()
         .and_then(|cpus| cpus.first().copied())
         .unwrap_or(0);
-    let opened = IntelPt::find(sys, &roots.proc)
-        .map_err(|e| e.to_string())
-        .and_then(|pt| pt.open(Cpu(first), PROBE_BUFFER_BYTES).map_err(|e| e.to_string()));
-    match opened {
-        Ok(_tracer) => check,
-        Err(remedy) => check.missing(remedy),
+    let check = check(format!("{} · recorded as {}", caps.join(" "), pt.terms()));
+    match pt.open(Cpu(first), PROBE_BUFFER_BYTES) {
+        Err(error) => check.missing(error.to_string()),
+        Ok(_) if pt.choice().notes.is_empty() => check,
+        Ok(_) => check.limited(pt.choice().notes.join("; ")),
     }
 }
 
