@@ -9,7 +9,10 @@ use std::{
 use clap::{Args, ValueEnum};
 use exist_trace::{
     export::ndjson::{Life, LossRow, MappingRow, OpRow, Switch},
-    file::{Piece, model::Mapping},
+    file::{
+        Piece, Pieces,
+        model::{Loss, Mapping},
+    },
 };
 use serde::Serialize;
 
@@ -68,6 +71,7 @@ impl Dump {
         if let What::Packets | What::Branches | What::Spans = self.what {
             return self.processor_trace(&data, out);
         }
+        let within = self.within_the_trace(&data)?;
         let pieces = pieces(&data, &self.file)?;
         let mut to = Printer {
             start_ns: pieces.header().start.0,
@@ -101,7 +105,20 @@ impl Dump {
                 },
             }
         }
+        for loss in &within {
+            losses += 1;
+            to.loss(&loss.into())?;
+        }
         Ok(self.strictness.outcome(losses))
+    }
+
+    /// What the processor trace itself lacks: only decoding it tells. Nothing unless losses are asked for.
+    fn within_the_trace(&self, data: &[u8]) -> anyhow::Result<Vec<Loss>> {
+        let holds_pt = |p: Pieces<'_>| p.header().pt.is_ok();
+        if self.what != What::Losses || !holds_pt(pieces(data, &self.file)?) {
+            return Ok(Vec::new());
+        }
+        flow::losses(data, &self.file)
     }
 
     fn processor_trace(&self, data: &[u8], out: &mut dyn Write) -> anyhow::Result<Outcome> {

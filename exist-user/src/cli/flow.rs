@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 use exist_trace::{
-    file::{Reader, Trace},
+    file::{Reader, Trace, model::Loss},
     flow::{Flow, FunctionRow, Functions, Streams, Windows},
     image::{Image, Symbols},
     pt::{Errata, Packets},
@@ -55,6 +55,14 @@ impl Decoded {
             .context("the trace holds no readings of both clocks, so switches and packets cannot be put together")?;
         Ok(Self { trace, image, flow })
     }
+}
+
+/// Overflows and damage of a recording's processor trace. Needs no code.
+pub fn losses(data: &[u8], path: &Path) -> anyhow::Result<Vec<Loss>> {
+    let trace = trace(data, path)?;
+    // Without readings of both clocks there is no place in time.
+    let flow = Flow::new(&trace, streams(data), &Image::default());
+    Ok(flow.map_or_else(Vec::new, |flow| flow.losses()))
 }
 
 #[derive(Serialize)]

@@ -60,13 +60,16 @@ struct WithFunctions<'a> {
 impl Report {
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         let data = read(&self.file)?;
-        let answer = report(pieces(&data, &self.file)?);
+        let mut answer = report(pieces(&data, &self.file)?);
         let holds_pt = pieces(&data, &self.file)?.header().pt.is_ok();
         let traced = if holds_pt {
             let roots = Roots {
                 root: self.root.clone(),
             };
-            Some(flow::functions(&Decoded::new(&data, &self.file, &roots)?))
+            let decoded = Decoded::new(&data, &self.file, &roots)?;
+            answer.losses.extend(decoded.flow.losses().iter().map(LossRow::from));
+            answer.losses.sort_by_key(|l| l.t_ns);
+            Some(flow::functions(&decoded))
         } else {
             None
         };

@@ -382,6 +382,8 @@ const fn loss_kind(number: u64) -> LossKind {
         10 => LossKind::FileDamaged,
         11 => LossKind::FileCut,
         12 => LossKind::Unaccounted,
+        13 => LossKind::PtOverflow,
+        14 => LossKind::PtDamaged,
         _ => LossKind::Other,
     }
 }

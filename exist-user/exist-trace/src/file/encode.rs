@@ -300,6 +300,8 @@ const fn loss_number(kind: LossKind) -> u64 {
         LossKind::FileDamaged => 10,
         LossKind::FileCut => 11,
         LossKind::Unaccounted => 12,
+        LossKind::PtOverflow => 13,
+        LossKind::PtDamaged => 14,
     }
 }
 

@@ -193,6 +193,10 @@ pub enum LossKind {
     FileCut,
     /// Found by a reader: sequence numbers or counters say that records are missing, and no other loss accounts for them.
     Unaccounted,
+    /// Found by a decoder: the processor could not write its trace fast enough (OVF).
+    PtOverflow,
+    /// Found by a decoder: bytes of the processor trace are no packets.
+    PtDamaged,
     /// Written by a newer version that knows more kinds; the reason says which.
     Other,
 }
@@ -214,6 +218,8 @@ impl LossKind {
             Self::FileDamaged => "file_damaged",
             Self::FileCut => "file_cut",
             Self::Unaccounted => "unaccounted",
+            Self::PtOverflow => "pt_overflow",
+            Self::PtDamaged => "pt_damaged",
             Self::Other => "other",
         }
     }

@@ -8,6 +8,7 @@
 
 pub mod attribution;
 pub mod cpu;
+mod damage;
 mod decoded;
 mod functions;
 mod runs;

@@ -9,10 +9,11 @@ use super::{
 use crate::{
     file::{
         Trace,
-        model::{Generation, SwitchOp},
+        model::{Generation, LossKind, SwitchOp},
     },
     image::{Image, Symbols},
-    units::Tid,
+    pt::psbs,
+    units::{Cpu, Tid},
     walk::What,
 };
 
@@ -152,6 +153,41 @@ fn missing_records_leave_their_segments_unattributed() {
     }
     assert_eq!(wrong, 0, "{lost:?}");
     assert!(lost_count > 0 || lost.op() == Some(SwitchOp::In), "{lost:?}");
+}
+
+#[test]
+fn overflows_and_damage_are_losses_with_their_place_and_time() {
+    let Run { mut generation, .. } = run(&PLAN);
+    let bytes = &mut generation.pt[0].bytes;
+    let places: Vec<u64> = psbs(bytes).collect();
+    let (first, second) = (places[places.len() / 3] as usize, places[places.len() / 2] as usize);
+    // From the end, so that offsets before it stay.
+    bytes.splice(second..second, [0x02, 0x01, 0x02]);
+    bytes.splice(first..first, [0x02, 0xf3]);
+    let (flow, _) = flow(&generation);
+    let losses = flow.losses();
+    let shape: Vec<_> = losses.iter().map(|l| (l.kind, l.cpu, l.bytes)).collect();
+    assert_eq!(
+        shape,
+        [
+            (LossKind::PtOverflow, Some(Cpu(0)), 0),
+            (LossKind::PtDamaged, Some(Cpu(0)), 3),
+        ],
+        "{losses:?}"
+    );
+    let reasons = [format!("byte {first:#x} "), format!("byte {:#x} ", second + 2)];
+    for (loss, place) in losses.iter().zip(reasons) {
+        assert!(loss.reason.contains(&place), "{loss:?}");
+    }
+    let [overflow, damage] = &losses[..] else {
+        unreachable!()
+    };
+    assert!(overflow.from <= overflow.to && overflow.to <= damage.to, "{losses:?}");
+    let (start, end) = (
+        generation.clock_pairs[0].mono,
+        generation.clock_pairs[generation.clock_pairs.len() - 1].mono,
+    );
+    assert!(start < overflow.from && damage.to < end, "{losses:?}");
 }
 
 #[test]
