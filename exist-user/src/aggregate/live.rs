@@ -13,6 +13,7 @@ use std::{
 
 use exist_trace::{
     file::model::Mapping,
+    image::VIRTUAL_CPU,
     units::{MonoNs, Pid, Tid},
 };
 
@@ -69,12 +70,12 @@ impl Live {
             .map(|name| text(&name))
     }
 
-    /// Executable mappings of a process, stamped with `time`.
+    /// Executable mappings of a process, and those of its virtual CPUs, stamped with `time`.
     pub fn mappings(&mut self, pid: Pid, time: MonoNs) -> Vec<Mapping> {
         let lines = Process::new(&self.roots, pid.0).maps().unwrap_or_default();
         lines
             .iter()
-            .filter(|line| line.executable() && line.start < USER_END)
+            .filter(|line| line.executable() && line.start < USER_END || is_virtual_cpu(line))
             .map(|line| Mapping {
                 time,
                 pid,
@@ -122,7 +123,7 @@ impl Live {
 
     fn build_id(&mut self, pid: Pid, line: &MapsLine) -> Arc<[u8]> {
         let key = (line.dev_major, line.dev_minor, line.inode);
-        if line.inode == 0 {
+        if line.inode == 0 || is_virtual_cpu(line) {
             return Arc::from([]);
         }
         if let Some(known) = self.build_ids.get(&key) {
@@ -162,6 +163,10 @@ impl Live {
     }
 }
 
+fn is_virtual_cpu(line: &MapsLine) -> bool {
+    line.path.starts_with(VIRTUAL_CPU.as_bytes())
+}
+
 /// Lossy UTF-8, shared.
 pub fn text(bytes: &[u8]) -> Arc<str> {
     Arc::from(String::from_utf8_lossy(bytes))
@@ -198,6 +203,24 @@ mod tests {
                 .iter()
                 .any(|(tid, name)| tid.0 == pid.0 && !name.is_empty())
         );
+    }
+
+    #[test]
+    fn data_is_left_out_but_for_virtual_cpus() {
+        let node = tempfile::tempdir().unwrap();
+        fs::create_dir_all(node.path().join("7")).unwrap();
+        let maps = "1000-2000 r-xp 00000000 00:00 0 /bin/vmm\n\
+                    3000-4000 rw-p 00000000 00:00 0 [heap]\n\
+                    5000-8000 rw-s 00000000 00:0f 1053 anon_inode:kvm-vcpu:1\n";
+        fs::write(node.path().join("7/maps"), maps).unwrap();
+        let mut live = Live::new(Roots {
+            proc: node.path().to_owned(),
+            ..Roots::default()
+        });
+        let mappings = live.mappings(Pid(7), MonoNs(5));
+        let found: Vec<_> = mappings.iter().map(|m| (m.start, &*m.path)).collect();
+        assert_eq!(found, [(0x1000, "/bin/vmm"), (0x5000, "anon_inode:kvm-vcpu:1")]);
+        assert!(mappings.iter().all(|m| m.build_id.is_empty()));
     }
 
     #[test]

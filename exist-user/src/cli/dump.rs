@@ -51,7 +51,7 @@ enum What {
     Switches,
     /// Forks, execs, exits, and moves into and out of the target
     Life,
-    /// Executable mappings of the target's processes
+    /// Executable mappings of the target's processes, and those of virtual CPUs
     Mappings,
     /// Everything that is missing, and why
     Losses,

@@ -130,7 +130,7 @@ pub struct NameChange {
     pub name: Arc<str>,
 }
 
-/// An executable mapping of a target process.
+/// An executable mapping of a target process, or one of a virtual CPU (`anon_inode:kvm-vcpu:…`), which holds no code.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mapping {
     /// When it was made; for one that existed before, the start of the period.

@@ -11,6 +11,10 @@ use std::fmt;
 pub use space::{File, Image, Section, Space};
 pub use symbols::{Function, FunctionId, Place, Symbols, build_id};
 
+/// How the path of a virtual CPU's mapping begins, which every user of KVM has (`virt/kvm/kvm_main.c`, `create_vcpu_fd`).
+/// No code is in it: it says that a guest's code may run in the process' time.
+pub const VIRTUAL_CPU: &str = "anon_inode:kvm-vcpu:";
+
 /// Why there is no code at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NoCode {
@@ -24,8 +28,8 @@ pub enum NoCode {
     FileChanged,
     /// The mapping goes beyond the end of the file.
     BeyondFile,
-    /// Not a process of the target.
-    Foreign,
+    /// The process runs virtual machines and maps nothing there: a guest's own code, which no file here holds.
+    Guest,
 }
 
 impl NoCode {
@@ -38,7 +42,7 @@ impl NoCode {
             Self::FileMissing => "file_missing",
             Self::FileChanged => "file_changed",
             Self::BeyondFile => "beyond_file",
-            Self::Foreign => "foreign",
+            Self::Guest => "guest",
         }
     }
 }
@@ -51,7 +55,7 @@ impl fmt::Display for NoCode {
             Self::FileMissing => "the mapped file cannot be read",
             Self::FileChanged => "the mapped file is not the one that ran",
             Self::BeyondFile => "the mapping goes beyond the end of its file",
-            Self::Foreign => "the code of a process that is not the target's",
+            Self::Guest => "the code of a virtual machine's guest",
         })
     }
 }

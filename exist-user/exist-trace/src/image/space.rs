@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::NoCode;
+use super::{NoCode, VIRTUAL_CPU};
 use crate::{
     file::{
         Trace,
@@ -181,7 +181,7 @@ impl<'a> Space<'a> {
     /// # Errors
     /// Why there are none.
     pub fn bytes(&self, ip: u64) -> Result<&'a [u8], NoCode> {
-        let section = self.section(ip).ok_or(NoCode::Unmapped)?;
+        let section = self.section(ip).ok_or_else(|| self.unmapped())?;
         let bytes: &'a [u8] = match &self.image.files[section.file].bytes {
             Ok(bytes) => bytes,
             Err(reason) => return Err(*reason),
@@ -194,6 +194,15 @@ impl<'a> Space<'a> {
         let rest = rest.ok_or(NoCode::BeyondFile)?;
         let mapped = usize::try_from(section.end - ip).unwrap_or(usize::MAX);
         Ok(&rest[..rest.len().min(mapped)])
+    }
+
+    /// Why nothing is mapped at an address.
+    fn unmapped(&self) -> NoCode {
+        let is_virtual_cpu = |s: &Section| self.image.files[s.file].path.starts_with(VIRTUAL_CPU);
+        match self.sections.iter().any(is_virtual_cpu) {
+            true => NoCode::Guest,
+            false => NoCode::Unmapped,
+        }
     }
 
     /// Tells spaces apart that have nothing in common: where their sections are kept.
@@ -331,6 +340,24 @@ mod tests {
             &[exec(22)],
             &[],
             &expect,
+        );
+    }
+
+    #[test]
+    fn a_guests_code_has_a_reason_of_its_own() {
+        let reason = |others: &[Mapping], ip| {
+            let load = |_: &Mapping| Err(NoCode::Anonymous);
+            let mappings = [&[mapping(1, 0x1000, "qemu")], others].concat();
+            let image = Image::of(changes(&mappings, &[], &[]), &[], load);
+            image.space(Pid(PID), MonoNs(5)).unwrap().bytes(ip).unwrap_err()
+        };
+        let virtual_cpu = [mapping(1, 0x5000, "anon_inode:kvm-vcpu:0")];
+        assert_eq!(reason(&[], 0xffff_0000), NoCode::Unmapped);
+        assert_eq!(reason(&virtual_cpu, 0xffff_0000), NoCode::Guest);
+        assert_eq!(reason(&virtual_cpu, 0x1000), NoCode::Anonymous);
+        assert_eq!(
+            reason(&[mapping(1, 0x5000, "anon_inode:kvm-vm")], 0x9000),
+            NoCode::Unmapped
         );
     }
 
