@@ -1,15 +1,20 @@
-//! How long it takes from asking for a CPU's tracer to its running, on a machine that is 95 % busy. Where there is no
-//! Intel PT, an event of the kernel's own stands for it: enabling that takes the same way, by an interrupt on the CPU.
+//! How long it takes from asking for a CPU's tracer to its running, and from the target's first switch-in on a CPU to
+//! that CPU's tracer running, on a machine that is 95 % busy. Where there is no Intel PT, an event of the kernel's own
+//! stands for it: enabling that takes the same way, by an interrupt on the CPU.
 //!
 //! It asserts nothing about time, which depends on the machine; it prints. `EXIST_WINDOWS` sets the number of windows.
 
 #![allow(clippy::unwrap_used)]
 
+mod recording;
+
 use std::{
-    env, io,
+    collections::BTreeSet,
+    env, fs, io,
     os::fd::BorrowedFd,
     path::Path,
     sync::{
+        Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
         mpsc::channel,
     },
@@ -17,14 +22,18 @@ use std::{
 };
 
 use exist_trace::{
-    file::model::{ControlKind, PtSettings},
-    session::PtRequest,
+    file::{
+        Trace,
+        model::{ControlKind, LossKind, PtSettings},
+    },
+    session::{PtRequest, Session, Target},
     units::Cpu,
 };
 use exist_user::{
+    agent::{Options, Privileges, record_with},
     alloc::{Asked, CpuSets, LEAST_BUFFER_BYTES, Plan},
     capture::{OpenError, Operator, PtSource, Report, Request, Setup, Tracer, prepare, set_up},
-    sys::{clock, perf::Event},
+    sys::{clock, perf::Event, roots::Roots},
 };
 use perf_event_open_sys::bindings;
 
@@ -127,31 +136,46 @@ fn window(setup: Setup) -> Vec<u64> {
     took
 }
 
-#[test]
-fn enabling_on_a_busy_machine() {
-    let windows: usize = env::var("EXIST_WINDOWS").ok().and_then(|n| n.parse().ok()).unwrap_or(5);
+/// One at a time: each makes the machine busy, and tracers are exclusive.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn windows() -> usize {
+    env::var("EXIST_WINDOWS").ok().and_then(|n| n.parse().ok()).unwrap_or(5)
+}
+
+/// This machine's tracers, and what they are. `None` where no event of a whole CPU can be opened; said.
+fn tracers() -> Option<(Setup, &'static str)> {
     let request = PtRequest {
         buffer_bytes: Some(LEAST_BUFFER_BYTES),
         ..PtRequest::default()
     };
-    let next = || match set_up(&request, Path::new("/sys"), Path::new("/proc")).unwrap() {
-        Ok(setup) => (Some(setup), "Intel PT"),
-        Err(_) => (dummy().ok(), "a dummy event in Intel PT's place"),
+    let found = match set_up(&request, Path::new("/sys"), Path::new("/proc")).unwrap() {
+        Ok(setup) => Some((setup, "Intel PT")),
+        Err(_) => dummy().ok().map(|setup| (setup, "a dummy event in Intel PT's place")),
     };
-    let (Some(first), what) = next() else {
-        return println!("skipped: no perf event of a whole CPU can be opened (root or CAP_PERFMON)");
-    };
-    drop(first);
+    if found.is_none() {
+        println!("skipped: no perf event of a whole CPU can be opened (root or CAP_PERFMON)");
+    }
+    found
+}
+
+/// Runs `work` while every CPU is 95 % busy; gives the number of CPUs too.
+fn while_busy<T>(work: impl FnOnce() -> T) -> (usize, T) {
     let cpus = CpuSets::read(Path::new("/sys")).unwrap().online.len();
     let stop = AtomicBool::new(false);
-    let mut took: Vec<u64> = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         (0..2 * cpus).for_each(|_| drop(scope.spawn(|| load(&stop))));
-        let took = (0..windows).flat_map(|_| window(next().0.unwrap())).collect();
+        let done = work();
         stop.store(true, Ordering::Relaxed);
-        took
-    });
+        (cpus, done)
+    })
+}
+
+fn print(what: &str, cpus: usize, mut took: Vec<u64>) {
     took.sort_unstable();
-    assert_eq!(took.len(), windows * cpus);
     let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize] as f64 / 1e3;
     println!(
         "{what}, {} enables on {cpus} CPUs 95 % busy: p50 {:.0} µs, p99 {:.0} µs, longest {:.0} µs",
@@ -160,4 +184,77 @@ fn enabling_on_a_busy_machine() {
         at(0.99),
         at(1.0)
     );
+}
+
+#[test]
+fn enabling_on_a_busy_machine() {
+    let _alone = alone();
+    let Some((first, what)) = tracers() else { return };
+    drop(first);
+    let windows = windows();
+    let (cpus, took) = while_busy(|| {
+        let took = (0..windows).flat_map(|_| window(tracers().unwrap().0));
+        took.collect::<Vec<_>>()
+    });
+    assert_eq!(took.len(), windows * cpus);
+    print(&format!("asked for, {what}"), cpus, took);
+}
+
+/// A recording of a command that runs on each CPU once. Nanoseconds from its first switch-in there to the tracer's running.
+fn first_switches_in(cpus: &BTreeSet<u32>) -> Vec<u64> {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("latency.exist");
+    let on_each = cpus.iter().map(|cpu| format!("taskset -c {cpu} sleep 0.02; "));
+    let options = Options {
+        session: Session {
+            target: Target::Command(vec!["sh".into(), "-c".into(), on_each.collect()]),
+            period_ns: None,
+            pt: PtRequest::default(),
+        },
+        out: out.clone(),
+        roots: Roots::default(),
+        ring_bytes: None,
+        privileges: Privileges::Keep,
+    };
+    let set_up = || Ok(Ok(tracers().expect("the caller has looked").0));
+    record_with(&options, set_up, |_| {}).unwrap();
+    let trace = Trace::read(&fs::read(out).unwrap()).unwrap();
+    let enabled = trace.ops.iter().filter(|op| op.kind == ControlKind::PtEnable);
+    let enabled: BTreeSet<_> = enabled.filter_map(|op| op.cpu).collect();
+    assert_eq!(
+        enabled.len(),
+        cpus.len(),
+        "each CPU is enabled when the target comes: {:?}",
+        trace.ops
+    );
+    let late: Vec<_> = trace
+        .losses
+        .iter()
+        .filter(|loss| loss.kind == LossKind::PtLate)
+        .collect();
+    assert_eq!(
+        late.len(),
+        cpus.len(),
+        "what ran before its CPU's tracer is told: {:?}",
+        trace.losses
+    );
+    late.iter().map(|loss| loss.to.0 - loss.from.0).collect()
+}
+
+#[test]
+fn from_the_first_switch_in_on_a_busy_machine() {
+    let _alone = alone();
+    if let Some(why) = recording::cannot() {
+        return println!("skipped: {why}");
+    }
+    let Some((first, what)) = tracers() else { return };
+    drop(first);
+    let windows = windows();
+    let online = CpuSets::read(Path::new("/sys")).unwrap().online;
+    let (cpus, took) = while_busy(|| {
+        (0..windows)
+            .flat_map(|_| first_switches_in(&online))
+            .collect::<Vec<_>>()
+    });
+    print(&format!("first switch-in, {what}"), cpus, took);
 }

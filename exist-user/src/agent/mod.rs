@@ -140,6 +140,19 @@ pub enum Input {
 /// # Errors
 /// When nothing could be recorded, or the file is not where it should be; with the reason and the remedy.
 pub fn record(options: &Options, progress: impl FnMut(&Progress)) -> anyhow::Result<Summary> {
+    let set_up = || set_up(&options.session.pt, Path::new("/sys"), &options.roots.proc);
+    record_with(options, set_up, progress)
+}
+
+/// The same with tracers of another kind: `set_up` gives what [`crate::capture::set_up`] gives of this machine's Intel PT.
+///
+/// # Errors
+/// As [`record`].
+pub fn record_with(
+    options: &Options,
+    set_up: impl FnOnce() -> anyhow::Result<Result<Setup, String>>,
+    progress: impl FnMut(&Progress),
+) -> anyhow::Result<Summary> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -147,7 +160,7 @@ pub fn record(options: &Options, progress: impl FnMut(&Progress)) -> anyhow::Res
     // Rings are locked memory. Where the limit cannot be raised, whoever needs more says so.
     let _ = memlock::raise();
     let target = resolve(&options.roots, &options.session.target)?;
-    runtime.block_on(record_target(options, target, progress))
+    runtime.block_on(record_target(options, target, set_up, progress))
 }
 
 /// [`WHILE_RECORDING`]; with CAP_SYS_ADMIN, where it stands for the newer two that an engine did not give.
@@ -162,6 +175,7 @@ fn while_recording(have: CapSet) -> CapSet {
 async fn record_target(
     options: &Options,
     mut target: Resolved,
+    set_up: impl FnOnce() -> anyhow::Result<Result<Setup, String>>,
     mut progress: impl FnMut(&Progress),
 ) -> anyhow::Result<Summary> {
     let cpu_before_ns = clock::process_cpu_ns();
@@ -173,7 +187,7 @@ async fn record_target(
             .and_then(|have| privileges::keep_only(while_recording(have)))
             .context("failed to give up privileges")?;
     }
-    let tracing = Tracing::start(options, said.clone())?;
+    let tracing = Tracing::start(set_up()?, said.clone())?;
     let writer = FileWriter::start(&options.out, move |reason| {
         let _ = said.send(Input::WriteFailed(reason));
     })?;
@@ -283,9 +297,8 @@ struct Tracing {
 }
 
 impl Tracing {
-    fn start(options: &Options, said: UnboundedSender<Input>) -> anyhow::Result<Self> {
-        let Setup { source, mut prepared } = match set_up(&options.session.pt, Path::new("/sys"), &options.roots.proc)?
-        {
+    fn start(setup: Result<Setup, String>, said: UnboundedSender<Input>) -> anyhow::Result<Self> {
+        let Setup { source, mut prepared } = match setup {
             Ok(setup) => setup,
             Err(reason) => {
                 return Ok(Self {

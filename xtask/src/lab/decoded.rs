@@ -8,18 +8,25 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use exist_lab_truth::{Begin, Owner, Piece, Step as TrueStep};
+use exist_lab_truth::{Begin, Owner, Piece};
 use exist_trace::{
     file::{Reader, Trace},
     flow::{self, Coverage, Flow, Streams, segments::Entry},
-    image::{Image, NoCode, build_id},
-    walk::{Disabled, Start, Step, What},
+    image::{Image, NoCode, Symbols, build_id},
+    units::Pid,
+    walk::What,
 };
+
+use super::by_truth::true_step;
+
+/// How often each function, by name and module, was called.
+pub type CallCounts = BTreeMap<(String, String), u64>;
 
 /// What became of a file.
 pub struct Decoded {
     pub trace: Trace,
     pub flow: Flow,
+    pub image: Image,
     pub coverage: Coverage,
     /// Each CPU's pieces in the order of its stream.
     pub cpus: BTreeMap<u32, Vec<Piece>>,
@@ -27,6 +34,8 @@ pub struct Decoded {
     pub order: BTreeMap<u32, Vec<(u32, usize)>>,
     /// Places where the walk could not go on, by reason.
     pub errors: BTreeMap<String, usize>,
+    /// Each thread's calls of functions that have a symbol, as `exist report` counts them.
+    pub calls: BTreeMap<u32, CallCounts>,
 }
 
 /// Decodes a file; `root` holds the guest's files.
@@ -60,11 +69,14 @@ pub fn of(file: &[u8], root: &Path) -> Result<Decoded> {
         cpus: BTreeMap::new(),
         order: BTreeMap::new(),
         errors: BTreeMap::new(),
+        calls: BTreeMap::new(),
         trace,
         flow,
+        image,
     };
     decoded.pieces();
-    decoded.steps(&image);
+    decoded.steps();
+    decoded.calls();
     Ok(decoded)
 }
 
@@ -90,7 +102,7 @@ impl Decoded {
     }
 
     /// Every thread's steps, as they are given out, put back into the pieces that they come from.
-    fn steps(&mut self, image: &Image) {
+    fn steps(&mut self) {
         let starts: HashMap<u32, Vec<u64>> = self
             .flow
             .cpus
@@ -99,7 +111,7 @@ impl Decoded {
             .collect();
         for tid in self.flow.threads() {
             let order = self.order.entry(tid.0).or_default();
-            self.flow.walk(tid, image, |step| {
+            self.flow.walk(tid, &self.image, |step| {
                 let cpu = step.cpu.0;
                 let at = starts[&cpu].partition_point(|start| *start <= step.step.offset);
                 let at = at.saturating_sub(1);
@@ -115,13 +127,30 @@ impl Decoded {
             });
         }
     }
-}
 
-fn true_step(step: &Step) -> Option<TrueStep> {
-    match step.what {
-        What::Branch { from, to, .. } | What::Interrupted { at: from, to } => Some((from, to)),
-        What::Enabled { ip, why: Start::Enable } => Some((0, ip)),
-        What::Disabled(Disabled { at, .. }) => Some((at, 0)),
-        _ => None,
+    fn calls(&mut self) {
+        let mut symbols = Symbols::default();
+        for tid in self.flow.threads() {
+            let mut functions: HashMap<_, u64> = HashMap::new();
+            self.flow.spans(tid, &self.image, &mut symbols, |span| {
+                *functions.entry(span.function).or_default() += u64::from(span.called);
+            });
+            let counts = self.calls.entry(tid.0).or_default();
+            for (id, calls) in functions.into_iter().filter(|(_, calls)| *calls > 0) {
+                let function = symbols.function(id);
+                // What has no symbol is called after its module, in brackets.
+                if !function.name.starts_with('[') {
+                    *counts
+                        .entry((function.name.to_string(), function.module.to_string()))
+                        .or_default() += calls;
+                }
+            }
+        }
+    }
+
+    /// The process of a thread, by its records.
+    pub fn pid_of(&self, tid: u64) -> Option<Pid> {
+        let record = self.trace.records.iter().find(|record| u64::from(record.tid) == tid);
+        record.map(|record| Pid(record.pid))
     }
 }

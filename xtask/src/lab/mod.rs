@@ -10,16 +10,23 @@ mod accuracy;
 mod aux;
 mod capture;
 mod check;
-mod compare;
+mod death;
 mod decoded;
 pub mod demo;
+mod diff;
+mod explain;
 mod guest;
 mod initramfs;
+mod kernels;
+mod latency;
 mod libraries;
 mod ops;
 mod packages;
 mod truth;
 mod workloads;
+
+#[path = "../../../tests/lab/decode/by_truth.rs"]
+mod by_truth;
 
 use std::{
     path::{Path, PathBuf},
@@ -90,6 +97,12 @@ enum What {
     Capture(capture::Args),
     /// Count the writes of the tracer's control register, by way of recording
     Ops(ops::Args),
+    /// On each kernel: whether the hook loads and records, and the live tests of the processor trace
+    Kernels(kernels::Args),
+    /// How late a CPU's tracer is after the target's first switch-in there; what a look-back loses
+    Latency(latency::Args),
+    /// What ends or limits a recording: kills, budget, locked memory, a CPU that goes, a binary that is replaced
+    Death(death::Args),
     /// Print the ground truth of a run in numbers
     Truth {
         /// The run's name in target/lab/run
@@ -187,6 +200,9 @@ pub fn run(args: &Args) -> Result<()> {
         Some(What::Accuracy(args)) => accuracy::run(args),
         Some(What::Capture(args)) => capture::run(args),
         Some(What::Ops(args)) => ops::run(args),
+        Some(What::Kernels(args)) => kernels::run(args),
+        Some(What::Latency(args)) => latency::run(args),
+        Some(What::Death(args)) => death::run(args),
         Some(What::Truth { name }) => print_truth(name),
         None => run_command(args),
     }

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 use anyhow::{Context, Result, bail};
 use exist_trace::file::{
     Trace,
-    model::{ControlKind, SwitchOp},
+    model::{ControlKind, LossKind, SwitchOp},
 };
 
 use super::{GuestArgs, Lab, accuracy, guest::Outcome, truth, workloads};
@@ -37,6 +37,18 @@ const OURS: Way = Way {
     script: "exist record --pt on -o trace.exist -- {work}",
 };
 
+/// The recording is over when all buffers are full, and its command with it.
+const OURS_FULL: Way = Way {
+    what: "exist, full buffers",
+    script: "exist record --pt on --buffer 64K -o trace.exist -- {work}",
+};
+
+/// A ring of 256 KiB that is read while it is written: an interrupt each time that half of it is full.
+const PEER_INTERRUPTED: Way = Way {
+    what: "perf per CPU, small AUX",
+    script: "perf record -q -a -m ,64 -e intel_pt/mtc=0/u -o perf.data {work}",
+};
+
 /// AUX large enough that no interrupt comes in between; interrupts are counted and subtracted from nothing.
 const PEERS: [Way; 3] = [
     Way {
@@ -63,6 +75,8 @@ struct Cost {
     /// By CPU.
     writes: Vec<u64>,
     interrupts: Vec<u64>,
+    /// Interrupts after which the driver started the tracer again.
+    restarts: Vec<u64>,
     switches: u64,
 }
 
@@ -71,10 +85,20 @@ impl Cost {
         self.writes.iter().sum()
     }
 
+    /// Whether a tracer that was enabled once was written to twice, and twice for each interrupt that started it again. An
+    /// interrupt that leaves it stopped takes the place of the disable: the driver does not stop what an interrupt has
+    /// stopped (arch/x86/events/intel/pt.c, `pt_config_stop`: "may be already stopped by a PMI").
+    fn is_two_a_window(&self) -> bool {
+        let writes = self.writes.iter().zip(&self.restarts);
+        writes
+            .into_iter()
+            .all(|(writes, restarts)| *writes == 0 || *writes == 2 + 2 * restarts)
+    }
+
     fn text(&self) -> String {
         format!(
-            "writes by CPU {:?}, performance interrupts {:?}, {} switches in the guest meanwhile",
-            self.writes, self.interrupts, self.switches
+            "writes by CPU {:?}, performance interrupts {:?}, restarts by them {:?}, {} switches in the guest meanwhile",
+            self.writes, self.interrupts, self.restarts, self.switches
         )
     }
 }
@@ -85,10 +109,12 @@ impl Cost {
 /// A recording that fails; a row that is not ok.
 pub fn run(args: &Args) -> Result<()> {
     let lab = Lab::open()?;
-    let (program, _) = workloads::build("wakers")?;
     let exist = accuracy::exist(args.exist.as_deref())?;
     let mut guest = args.guest.clone();
-    guest.copy.extend([program, exist]);
+    guest.copy.push(exist);
+    for workload in ["wakers", "threads"] {
+        guest.copy.push(workloads::build(workload)?.0);
+    }
     guest.coarse_mtc = true;
     let mut report = Report::new(args.json);
     let mut counted = Vec::new();
@@ -110,19 +136,7 @@ pub fn run(args: &Args) -> Result<()> {
                     decoded.switches
                 )),
         );
-        let exact = cost
-            .writes
-            .iter()
-            .zip(&cost.interrupts)
-            .all(|(writes, interrupts)| *writes == 0 || (2 + interrupts..=2 + 2 * interrupts).contains(writes));
-        let few = cost.interrupts.iter().all(|interrupts| *interrupts <= 1);
-        report.row(
-            Row::new(what("RTIT_CTL writes, exist"), "writes")
-                .ours(cost.writes() as f64)
-                .must("2 a CPU and 1 or 2 an interrupt", exact)
-                .must("at most one interrupt a CPU", few)
-                .note(cost.text()),
-        );
+        report.row(ours(what("RTIT_CTL writes, exist"), &cost));
         for way in PEERS {
             let row = Row::new(what(&format!("RTIT_CTL writes, {}", way.what)), "writes").ours(cost.writes() as f64);
             report.row(match measure(&lab, &guest, way, &work, &name(way)) {
@@ -141,9 +155,46 @@ pub fn run(args: &Args) -> Result<()> {
             .must("as many for each CPU", many * few_cpus == few * many_cpus)
             .note(format!("{many} on {many_cpus} CPUs, {few} on {few_cpus}")),
     );
+    interrupts(&lab, &guest, &mut report)?;
     if !report.finish() {
         bail!("a row is not ok");
     }
+    Ok(())
+}
+
+fn ours(what: String, cost: &Cost) -> Row {
+    let few = cost.interrupts.iter().all(|interrupts| *interrupts <= 1);
+    Row::new(what, "writes")
+        .ours(cost.writes() as f64)
+        .must("2 a CPU and 2 a restart by an interrupt", cost.is_two_a_window())
+        .must("at most one interrupt a CPU", few)
+        .note(cost.text())
+}
+
+/// Windows with performance interrupts: a full buffer of ours, and perf reading while it records.
+fn interrupts(lab: &Lab, guest: &GuestArgs, report: &mut Report) -> Result<()> {
+    let work = "/lab/bin/threads 4 2000";
+    let (cost, outcome) = measure(lab, guest, OURS_FULL, work, "ops-exist-full")?;
+    let trace = Trace::read(&outcome.file("trace.exist")?).context("failed to read the trace")?;
+    let full = trace.losses.iter().filter(|loss| loss.kind == LossKind::AuxTruncated);
+    let full: BTreeSet<_> = full.filter_map(|loss| loss.cpu).collect();
+    let interrupted = cost.interrupts.iter().filter(|interrupts| **interrupts > 0).count();
+    report.row(ours("RTIT_CTL writes, exist, full buffers".to_owned(), &cost).must(
+        "each CPU with an interrupt had a full buffer",
+        interrupted > 0 && interrupted == full.len(),
+    ));
+    let (peer, _) = measure(lab, guest, PEER_INTERRUPTED, work, "ops-perf-interrupted")?;
+    report.row(
+        Row::new("RTIT_CTL writes, performance interrupts in the window", "writes")
+            .ours(cost.writes() as f64)
+            .peer(peer.writes() as f64)
+            .must(
+                "the peer's, too: 2 a CPU and 2 a restart by an interrupt",
+                peer.is_two_a_window(),
+            )
+            .must("it was interrupted", peer.restarts.iter().sum::<u64>() > 0)
+            .note(format!("perf: {}", peer.text())),
+    );
     Ok(())
 }
 
@@ -198,12 +249,14 @@ fn measure(lab: &Lab, guest: &GuestArgs, way: Way, work: &str, name: &str) -> Re
     let mut cost = Cost {
         writes: Vec::new(),
         interrupts: Vec::new(),
+        restarts: Vec::new(),
         switches: count("after")?.saturating_sub(count("before")?),
     };
     for bytes in outcome.truths(guest.cpus)? {
         let summary = truth::summary(&bytes)?;
         cost.writes.push(summary.rtit_writes.len() as u64);
         cost.interrupts.push(summary.interrupts);
+        cost.restarts.push(summary.restarts);
     }
     if cost.writes() == 0 {
         bail!(

@@ -17,6 +17,8 @@ pub struct Summary {
     /// Time and value of each write to IA32_RTIT_CTL.
     pub rtit_writes: Vec<(u64, u64)>,
     pub interrupts: u64,
+    /// Interrupts after which the tracer was started again.
+    pub restarts: u64,
     pub stops: u64,
     pub overflows: u64,
     /// Not empty: the lab could not explain a transition, and the run proves nothing.
@@ -29,6 +31,8 @@ pub struct Summary {
 /// A file that is not whole.
 pub fn summary(bytes: &[u8]) -> Result<Summary> {
     let mut summary = Summary::default();
+    // Raised and not handled; handled and not started again.
+    let (mut raised, mut handled) = (false, false);
     for item in Reader::new(bytes).context("failed to read the ground truth")? {
         let item = item.context("failed to read the ground truth")?;
         match item.record {
@@ -37,8 +41,15 @@ pub fn summary(bytes: &[u8]) -> Result<Summary> {
                 summary.threads.insert(tid);
             }
             Record::Leave { exit, .. } => *summary.leaves.entry(format!("{exit:?}").to_lowercase()).or_default() += 1,
-            Record::RtitCtl { value } => summary.rtit_writes.push((item.tsc, value)),
-            Record::Pmi => summary.interrupts += 1,
+            Record::RtitCtl { value } => {
+                summary.rtit_writes.push((item.tsc, value));
+                summary.restarts += u64::from(value & 1 != 0 && handled);
+                handled = value & 1 == 0 && std::mem::take(&mut raised);
+            }
+            Record::Pmi => {
+                summary.interrupts += 1;
+                raised = true;
+            }
             Record::Stopped => summary.stops += 1,
             Record::OvfEnd { .. } => summary.overflows += 1,
             Record::Unexplained { from, to } => summary.unexplained.push((from, to)),
@@ -51,12 +62,13 @@ pub fn summary(bytes: &[u8]) -> Result<Summary> {
 /// The numbers as one line.
 pub fn line(cpu: usize, summary: &Summary) -> String {
     format!(
-        "cpu {cpu}: {} blocks of {} threads; left by {:?}; {} RTIT_CTL writes, {} interrupts, {} stops, {} overflows",
+        "cpu {cpu}: {} blocks of {} threads; left by {:?}; {} RTIT_CTL writes, {} interrupts ({} restarts), {} stops, {} overflows",
         summary.blocks,
         summary.threads.len(),
         summary.leaves,
         summary.rtit_writes.len(),
         summary.interrupts,
+        summary.restarts,
         summary.stops,
         summary.overflows
     )
@@ -101,16 +113,22 @@ mod tests {
             },
             Record::Pmi,
             Record::RtitCtl { value: 0 },
+            Record::RtitCtl { value: 1 },
+            Record::RtitCtl { value: 0 },
+            Record::RtitCtl { value: 1 },
+            Record::Pmi,
+            Record::RtitCtl { value: 0 },
             Record::Unexplained { from: 1, to: 2 },
         ] {
             writer.push(5, &record);
         }
         let found = summary(writer.bytes()).unwrap();
-        assert_eq!(found.rtit_writes, [(5, 1), (5, 0)]);
         assert_eq!(
-            (found.leaves["syscall"], found.interrupts, found.threads.len()),
-            (2, 1, 1)
+            found.rtit_writes.iter().map(|write| write.1).collect::<Vec<_>>(),
+            [1, 0, 1, 0, 1, 0]
         );
+        assert_eq!((found.leaves["syscall"], found.threads.len()), (2, 1));
+        assert_eq!((found.interrupts, found.restarts), (2, 1));
         assert_eq!(found.unexplained, [(1, 2)]);
         assert!(summary(&writer.bytes()[..30]).is_err());
     }

@@ -121,7 +121,14 @@ impl Flow {
                     .filter(|r| Cpu(u32::from(r.cpu)) == cpu)
                     .copied()
                     .collect();
-                CpuFlow::new(cpu, bytes, errata, &own, &context)
+                let mut flow = CpuFlow::new(cpu, bytes, errata, &own, &context);
+                // The tracers of a look-back run before the period, of whose switches there are no records.
+                for (segment, owner) in flow.segments.segments.iter().zip(&mut flow.owners) {
+                    if clock.mono(segment.entered.lo) < trace.start && *owner != Owner::Foreign {
+                        *owner = Owner::Lost;
+                    }
+                }
+                flow
             })
             .collect();
         let mut threads: BTreeMap<Tid, Vec<Piece>> = BTreeMap::new();

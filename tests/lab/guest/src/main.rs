@@ -3,10 +3,16 @@
 //! `labctl setup` tells where the kernel keeps `current`; `on` (or `traced`: only while PT is on) and `off` bound the
 //! ground truth, `run COMMAND…` puts them around a command; `ovf BYTES` loses that many bytes of packets on every CPU that traces; `mark NUMBER` leaves a mark; `clock COUNT` reads CLOCK_MONOTONIC once a millisecond and
 //! marks what it read, each time after the TSC that the reading was made of.
+//! Without the plugin, too: `load` keeps half a CPU busy until it is killed (two for each CPU make 95 %);
+//! `locked COMMAND…` runs a command that has neither CAP_IPC_LOCK nor CAP_SYS_RESOURCE.
 
 mod btf;
 
-use std::process::{Command, ExitCode};
+use std::{
+    os::unix::process::CommandExt as _,
+    process::{Command, ExitCode},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -27,8 +33,11 @@ fn main() -> ExitCode {
 fn run() -> Result<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     let command = arguments.next().unwrap_or_default();
-    if command == "run" {
-        return around(&arguments.collect::<Vec<_>>());
+    match command.as_str() {
+        "run" => return around(&arguments.collect::<Vec<_>>()),
+        "locked" => return Err(locked(&arguments.collect::<Vec<_>>())),
+        "load" => load(),
+        _ => {}
     }
     let mut number = || -> Result<u32> {
         let text = arguments.next().context("labctl: a number is missing")?;
@@ -42,7 +51,9 @@ fn run() -> Result<ExitCode> {
         "ovf" => say(5, number()?),
         "mark" => say(6, number()?),
         "clock" => clock(number()?),
-        _ => bail!("labctl: setup, on, traced, off, run COMMAND…, ovf BYTES, mark NUMBER, clock COUNT"),
+        _ => bail!(
+            "labctl: setup, on, traced, off, run COMMAND…, ovf BYTES, mark NUMBER, clock COUNT, load, locked COMMAND…"
+        ),
     }?;
     Ok(ExitCode::SUCCESS)
 }
@@ -70,6 +81,35 @@ fn clock(count: u32) -> Result<()> {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     Ok(())
+}
+
+/// Busy and asleep, 10 ms together.
+fn load() -> ! {
+    const BUSY: Duration = Duration::from_micros(4750);
+    const ASLEEP: Duration = Duration::from_micros(5250);
+    loop {
+        let begin = Instant::now();
+        while begin.elapsed() < BUSY {
+            std::hint::black_box(());
+        }
+        std::thread::sleep(ASLEEP);
+    }
+}
+
+/// Becomes a command for which the limit of locked memory holds, and which cannot raise it. Gives why not.
+fn locked(command: &[String]) -> anyhow::Error {
+    use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
+
+    let [program, arguments @ ..] = command else {
+        return anyhow::anyhow!("labctl: locked what?");
+    };
+    for capability in [CapabilitySet::IPC_LOCK, CapabilitySet::SYS_RESOURCE] {
+        if let Err(error) = remove_capability_from_bounding_set(capability) {
+            return anyhow::anyhow!("failed to give {capability:?} up: {error}");
+        }
+    }
+    let error = Command::new(program).args(arguments).exec();
+    anyhow::anyhow!("failed to start {program}: {error}")
 }
 
 /// One request. Fails where there is no lab.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::branches::Branches;
 use crate::reader::{Error, Reader};
-use crate::record::Record;
+use crate::record::{Class, Record};
 
 /// A change of control flow: from, to; 0 where user mode was entered or left.
 pub type Step = (u64, u64);
@@ -45,13 +45,16 @@ pub struct Visit {
 pub struct Visits {
     /// In order. One that the recording of the truth began or ended within is left out.
     pub visits: Vec<Visit>,
-    /// Overflows that were resolved, and stops of the output.
+    /// Overflows that were resolved.
     pub overflows: usize,
-    pub stops: usize,
+    /// When the output stopped, TSC.
+    pub stops: Vec<u64>,
     /// Transitions that the lab cannot explain: with one, the run proves nothing.
     pub unexplained: Vec<Step>,
     /// The code that ran, by address space and address of a block.
     pub code: HashMap<u64, BTreeMap<u64, Vec<u8>>>,
+    /// Call instructions that ran: address space and address, with the address behind them.
+    pub calls: HashMap<(u64, u64), u64>,
 }
 
 struct Reading<'a> {
@@ -83,7 +86,11 @@ impl Visits {
             if let Record::Ran { id } = item.record
                 && let Some(block) = reader.block(id)
             {
-                let code = reading.out.code.entry(reading.space.1).or_default();
+                let space = reading.space.1;
+                if matches!(block.class, Class::Call | Class::CallIndirect) {
+                    reading.out.calls.insert((space, block.last_ip()), block.end());
+                }
+                let code = reading.out.code.entry(space).or_default();
                 code.entry(block.start).or_insert_with(|| block.code.clone());
             }
             reading.record(item.tsc, item.record);
@@ -108,7 +115,7 @@ impl Reading<'_> {
                 self.losing = false;
             }
             Record::Stopped => {
-                self.out.stops += 1;
+                self.out.stops.push(tsc);
                 self.lose();
                 for visit in self.out.visits.iter_mut().rev().take(PENDING_AT_STOP) {
                     if visit.traced == Traced::Whole {
@@ -167,7 +174,7 @@ impl Reading<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Block, Class, Exit, Header, Writer};
+    use crate::{Block, Exit, Header, Writer};
 
     fn check(program: &[Record], expect: &[(u64, Traced, usize)]) {
         let mut writer = Writer::new(Header { cpu: 0, tsc_hz: 1 });
