@@ -236,6 +236,28 @@ fn two_recorders_at_once() {
     }
 }
 
+/// A shell has what it starts in the background ignore Ctrl-C: a recording still ends by it. By the terminal's end it does
+/// not where that is ignored, as `nohup` has it.
+#[test]
+fn signals_that_are_ignored_at_the_start() {
+    let Some((cgroup, _target)) = busy("ignored") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("x.exist");
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' INT HUP; exec \"$0\" \"$@\"", EXIST]);
+    let mut recording = Recording::start_with(command, &out, &["--cgroup", &cgroup.name]);
+    recording.wait_until_recording();
+    recording.signal("-HUP");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(recording.part().exists(), "it has ended by SIGHUP");
+    recording.signal("-INT");
+    let (code, said) = recording.wait();
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(holds(&out).end.as_deref(), Some("interrupted"));
+}
+
 /// Runs through `wrapper`; it must fail, and say each of `words`.
 fn refused(name: &str, wrapper: &[&str], words: &[&str]) {
     let Some((cgroup, _target)) = busy(name) else { return };

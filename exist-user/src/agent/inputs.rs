@@ -16,8 +16,11 @@ pub struct Inputs {
     notices: Watched,
     /// Until the command ends.
     command: Option<Watched>,
-    /// Ctrl-C, a request to terminate, the terminal's end; without those that whoever started us wants ignored.
-    signals: [Option<Signal>; 3],
+    /// Ctrl-C and a request to terminate.
+    stops: [Signal; 2],
+    /// The terminal's end, unless whoever started us wants it ignored, as `nohup` does. Not so the others: a shell has its
+    /// background commands ignore Ctrl-C, and a script ends a recording by `kill -INT`.
+    hangup: Option<Signal>,
     /// What the threads say.
     inbox: UnboundedReceiver<Input>,
 }
@@ -31,19 +34,16 @@ impl Inputs {
         let status = Process::new(&Roots::default(), process::id())
             .status()
             .unwrap_or_default();
-        let listen = |kind: SignalKind| match status.ignores(kind.as_raw_value()) {
+        let hangup = || match status.ignores(SignalKind::hangup().as_raw_value()) {
             true => Ok(None),
-            false => signal(kind).map(Some),
+            false => signal(SignalKind::hangup()).map(Some),
         };
         let new = || -> io::Result<Self> {
             Ok(Self {
                 notices: Watched::new(notices)?,
                 command: command.map(Watched::new).transpose()?,
-                signals: [
-                    listen(SignalKind::interrupt())?,
-                    listen(SignalKind::terminate())?,
-                    listen(SignalKind::hangup())?,
-                ],
+                stops: [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?],
+                hangup: hangup()?,
                 inbox,
             })
         };
@@ -56,15 +56,16 @@ impl Inputs {
         let Self {
             notices,
             command,
-            signals: [interrupt, terminate, hangup],
+            stops: [interrupt, terminate],
+            hangup,
             inbox,
         } = self;
         let input = tokio::select! {
             () = readable(Some(&*notices)) => Input::Notices,
             () = readable(command.as_ref()) => Input::CommandEnded,
-            () = received(interrupt) => Input::Interrupt,
-            () = received(terminate) => Input::Interrupt,
-            () = received(hangup) => Input::Interrupt,
+            Some(()) = interrupt.recv() => Input::Interrupt,
+            Some(()) = terminate.recv() => Input::Interrupt,
+            () = received(hangup.as_mut()) => Input::Interrupt,
             Some(input) = inbox.recv() => input,
             () = tokio::time::sleep_until(due.into()) => Input::Drain,
         };
@@ -76,7 +77,7 @@ impl Inputs {
 }
 
 /// Waits for the signal; for ever when it is ignored.
-async fn received(signal: &mut Option<Signal>) {
+async fn received(signal: Option<&mut Signal>) {
     if let Some(signal) = signal
         && signal.recv().await.is_some()
     {

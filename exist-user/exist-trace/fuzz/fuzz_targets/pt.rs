@@ -25,6 +25,8 @@ fuzz_target!(|data: &[u8]| {
                 if !packets.resync(error.offset() + 1) {
                     break;
                 }
+                // A PSB that was taken for the rest of a packet before it is gone back to.
+                last = None;
             }
             None => break,
         }
