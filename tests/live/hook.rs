@@ -222,6 +222,9 @@ fn moves_into_and_out_of_the_target() {
             hook.snapshot(exist_user::hook::Cpus::Online).unwrap();
             let ran = child.ran_ns();
             until("it runs", || child.ran_ns() > ran + 10_000_000);
+            // Kernels are seen that do not trace each switch from the idle task: then nothing has told yet that it came in,
+            // and once it has left the target nothing will.
+            hook.snapshot(exist_user::hook::Cpus::Online).unwrap();
             bed::enter(&bed.outside, pid);
             within.push(from..=mono_ns());
             // Out and in again within one stint on a CPU would be no move.
