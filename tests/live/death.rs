@@ -162,6 +162,38 @@ fn the_target_exits_in_mid_period() {
 }
 
 #[test]
+fn interrupted_while_it_is_set_up() {
+    if let Some(why) = recording::cannot() {
+        return println!("skipped: {why}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for signal in ["-INT", "-TERM", "-HUP"] {
+        let out = folder.path().join(format!("x{signal}.exist"));
+        let recording = Recording::start(&out, &["--for", "60s", "--", "sleep", "60"]);
+        let begun = Instant::now();
+        // It listens before it does anything that takes a while.
+        while !catches_interrupts(recording.pid()) {
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "it does not listen to signals"
+            );
+        }
+        recording.signal(signal);
+        let (code, said) = recording.wait();
+        assert_eq!(code, Some(0), "{signal}: {said}");
+        assert!(said.contains(", interrupted"), "{signal}: {said}");
+        assert_eq!(holds(&out).end.as_deref(), Some("interrupted"), "{signal}");
+    }
+}
+
+fn catches_interrupts(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    // SIGHUP is the last that it begins to listen to, and number 1.
+    u64::from_str_radix(caught.trim(), 16).unwrap() & 1 != 0
+}
+
+#[test]
 fn the_cgroup_is_removed() {
     let Some((cgroup, target)) = busy("gone") else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -194,6 +226,7 @@ fn the_disk_is_full() {
     let unmounted = mount(&["umount"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("no space left"), "{said}");
+    assert!(said.contains("1 loss, ") && !said.contains("nothing lost"), "{said}");
     assert!(holds.switches > 20 && !holds.losses.is_empty(), "{holds:?}");
     assert!(unmounted.is_ok_and(|status| status.success()));
 }

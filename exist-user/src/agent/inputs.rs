@@ -16,38 +16,69 @@ pub struct Inputs {
     notices: Watched,
     /// Until the command ends.
     command: Option<Watched>,
-    /// Ctrl-C and a request to terminate.
-    stops: [Signal; 2],
-    /// The terminal's end, unless whoever started us wants it ignored, as `nohup` does. Not so the others: a shell has its
-    /// background commands ignore Ctrl-C, and a script ends a recording by `kill -INT`.
-    hangup: Option<Signal>,
+    signals: Signals,
     /// What the threads say.
     inbox: UnboundedReceiver<Input>,
 }
 
-impl Inputs {
-    /// Waits for these from now on; signals no longer end the process.
+/// Those that end a recording, and no longer the process.
+#[derive(Debug)]
+pub struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    /// Unless it is to be ignored, as `nohup` has it.
+    hangup: Option<Signal>,
+}
+
+impl Signals {
+    /// From now on; what comes before it is waited for is kept. Must be called within the event loop.
     ///
     /// # Errors
     /// When the system has no descriptor left.
-    pub fn new(notices: OwnedFd, command: Option<OwnedFd>, inbox: UnboundedReceiver<Input>) -> anyhow::Result<Self> {
+    pub fn listen() -> io::Result<Self> {
         let status = Process::new(&Roots::default(), process::id())
             .status()
             .unwrap_or_default();
-        let hangup = || match status.ignores(SignalKind::hangup().as_raw_value()) {
-            true => Ok(None),
-            false => signal(SignalKind::hangup()).map(Some),
-        };
+        Ok(Self {
+            // Also where it is ignored: a script starts what runs beside it so, and may still end it by this signal.
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: match status.ignores(SignalKind::hangup().as_raw_value()) {
+                true => None,
+                false => Some(signal(SignalKind::hangup())?),
+            },
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            Some(()) = self.interrupt.recv() => {}
+            Some(()) = self.terminate.recv() => {}
+            () = received(&mut self.hangup) => {}
+        }
+    }
+}
+
+impl Inputs {
+    /// Waits for these from now on.
+    ///
+    /// # Errors
+    /// When the system has no descriptor left.
+    pub fn new(
+        notices: OwnedFd,
+        command: Option<OwnedFd>,
+        signals: Signals,
+        inbox: UnboundedReceiver<Input>,
+    ) -> anyhow::Result<Self> {
         let new = || -> io::Result<Self> {
             Ok(Self {
                 notices: Watched::new(notices)?,
                 command: command.map(Watched::new).transpose()?,
-                stops: [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?],
-                hangup: hangup()?,
+                signals,
                 inbox,
             })
         };
-        new().context("failed to wait for descriptors and signals")
+        new().context("failed to wait for descriptors")
     }
 
     /// The next one; [`Input::Drain`] from `due` on. A time and not a length: others that come without a pause do not put
@@ -56,16 +87,13 @@ impl Inputs {
         let Self {
             notices,
             command,
-            stops: [interrupt, terminate],
-            hangup,
+            signals,
             inbox,
         } = self;
         let input = tokio::select! {
             () = readable(Some(&*notices)) => Input::Notices,
             () = readable(command.as_ref()) => Input::CommandEnded,
-            Some(()) = interrupt.recv() => Input::Interrupt,
-            Some(()) = terminate.recv() => Input::Interrupt,
-            () = received(hangup.as_mut()) => Input::Interrupt,
+            () = signals.next() => Input::Interrupt,
             Some(input) = inbox.recv() => input,
             () = tokio::time::sleep_until(due.into()) => Input::Drain,
         };
@@ -77,7 +105,7 @@ impl Inputs {
 }
 
 /// Waits for the signal; for ever when it is ignored.
-async fn received(signal: Option<&mut Signal>) {
+async fn received(signal: &mut Option<Signal>) {
     if let Some(signal) = signal
         && signal.recv().await.is_some()
     {
@@ -111,7 +139,7 @@ mod tests {
             let (notices, mut writer) = io::pipe().unwrap();
             io::Write::write_all(&mut writer, b"x").unwrap();
             let (_said, inbox) = tokio::sync::mpsc::unbounded_channel();
-            let mut inputs = Inputs::new(notices.into(), None, inbox).unwrap();
+            let mut inputs = Inputs::new(notices.into(), None, Signals::listen().unwrap(), inbox).unwrap();
             let due = Instant::now() + Duration::from_millis(5);
             let mut notices = 0;
             loop {

@@ -46,7 +46,7 @@ use crate::{
     },
     target::{self, Resolved, resolve},
 };
-use inputs::Inputs;
+use inputs::{Inputs, Signals};
 use recorder::{Parts, Recorder};
 use streams::Streams;
 use tracers::Tracers;
@@ -157,10 +157,15 @@ pub fn record_with(
         .enable_all()
         .build()
         .context("failed to start the event loop")?;
+    // Before the set-up, which takes a while: whoever interrupts it gets a short recording, and nothing is left behind.
+    let signals = {
+        let _within = runtime.enter();
+        Signals::listen().context("failed to wait for signals")?
+    };
     // Rings are locked memory. Where the limit cannot be raised, whoever needs more says so.
     let _ = memlock::raise();
     let target = resolve(&options.roots, &options.session.target)?;
-    runtime.block_on(record_target(options, target, set_up, progress))
+    runtime.block_on(record_target(options, target, signals, set_up, progress))
 }
 
 /// [`WHILE_RECORDING`]; with CAP_SYS_ADMIN, where it stands for the newer two that an engine did not give.
@@ -175,6 +180,7 @@ fn while_recording(have: CapSet) -> CapSet {
 async fn record_target(
     options: &Options,
     mut target: Resolved,
+    signals: Signals,
     set_up: impl FnOnce() -> anyhow::Result<Result<Setup, String>>,
     mut progress: impl FnMut(&Progress),
 ) -> anyhow::Result<Summary> {
@@ -200,7 +206,12 @@ async fn record_target(
         .as_fd()
         .try_clone_to_owned()?;
     let ends = |command: &mut target::Command| command.child().as_fd().try_clone_to_owned();
-    let mut inputs = Inputs::new(notices_fd, target.command.as_mut().map(ends).transpose()?, inbox)?;
+    let mut inputs = Inputs::new(
+        notices_fd,
+        target.command.as_mut().map(ends).transpose()?,
+        signals,
+        inbox,
+    )?;
 
     let begun = streams.begin()?;
     let cpu_begun_ns = clock::process_cpu_ns();
@@ -248,6 +259,7 @@ async fn record_target(
         period_ns: ended.end.0.saturating_sub(ended.start.0),
         totals: Totals {
             losses: ended.totals.losses + written.losses,
+            lost_records: ended.totals.lost_records + written.lost_records,
             ..ended.totals
         },
         bytes: written.bytes,

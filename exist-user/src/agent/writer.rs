@@ -39,6 +39,8 @@ pub struct Written {
     pub failure: Option<String>,
     /// Losses that only the file tells of.
     pub losses: u64,
+    /// Records that are not in it.
+    pub lost_records: u64,
 }
 
 #[derive(Debug, Default)]
@@ -88,6 +90,8 @@ impl FileWriter {
             failed: Some(Box::new(failed)),
             failure: None,
             losses: 0,
+            unwritten: 0,
+            unwritten_since: MonoNs(0),
         };
         let thread = std::thread::Builder::new()
             .name("exist-writer".to_owned())
@@ -148,6 +152,9 @@ struct State {
     failed: Option<Box<dyn FnOnce(String) + Send>>,
     failure: Option<String>,
     losses: u64,
+    /// Records that came since the failure, and where they begin.
+    unwritten: u64,
+    unwritten_since: MonoNs,
 }
 
 impl State {
@@ -171,8 +178,10 @@ impl State {
         if bytes == 0 {
             file.discard();
             return Ok(Written {
+                bytes,
                 failure: self.failure,
-                ..Written::default()
+                losses: self.losses,
+                lost_records: self.unwritten,
             });
         }
         let part = file.part().to_owned();
@@ -187,21 +196,21 @@ impl State {
             bytes,
             failure: self.failure,
             losses: self.losses,
+            lost_records: self.unwritten,
         })
     }
 
     fn take(&mut self, generation: Generation) {
-        match &self.failure {
-            None => {
-                if let Err(reason) = self.write(&generation) {
-                    self.fail(reason);
-                    if generation.end_of_recording.is_some() {
-                        self.write_end(generation);
-                    }
-                }
-            }
-            Some(_) if generation.end_of_recording.is_some() => self.write_end(generation),
-            Some(_) => {} // the recording is being ended
+        if self.failure.is_none() {
+            let Err(reason) = self.write(&generation) else { return };
+            self.fail(reason);
+            self.unwritten_since = generation.start;
+            self.losses += 1;
+        }
+        // The recording is being ended.
+        self.unwritten += generation.records.len() as u64;
+        if generation.end_of_recording.is_some() {
+            self.write_end(generation);
         }
     }
 
@@ -238,11 +247,11 @@ impl State {
     fn write_end(&mut self, mut generation: Generation) {
         let reason = self.failure.clone().unwrap_or_default();
         generation.losses.push(Loss {
-            from: generation.start,
+            from: self.unwritten_since,
             to: generation.end,
             cpu: None,
             kind: LossKind::Write,
-            records: generation.records.len() as u64,
+            records: self.unwritten,
             bytes: 0,
             reason,
         });
@@ -286,7 +295,7 @@ fn lighter(generation: &Generation, reason: &str) -> Option<Generation> {
 fn describe(path: &Path, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            format!("no space left for {}; what fitted is kept", path.display())
+            format!("no space left for {}; what was written before is kept", path.display())
         }
         _ => format!("failed to write {}: {error}", path.display()),
     }

@@ -24,7 +24,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// Whether it ignores this signal: as `nohup` has it for SIGHUP, and a shell's script for SIGINT of what runs beside it.
+    /// Whether it ignores this signal.
     #[must_use]
     pub fn ignores(&self, signal: i32) -> bool {
         let bit = u32::try_from(signal).ok().and_then(|n| n.checked_sub(1));
