@@ -8,6 +8,7 @@ mod errors;
 mod exit_codes;
 mod json;
 mod pages;
+mod spool;
 #[path = "../live/recording/mod.rs"]
 mod recording;
 

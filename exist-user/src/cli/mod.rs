@@ -12,6 +12,7 @@ mod quantity;
 mod record;
 mod report;
 mod roots;
+mod spool;
 pub mod text;
 
 use std::{
@@ -44,6 +45,7 @@ enum Command {
     Report(report::Report),
     Dump(dump::Dump),
     Export(export::Export),
+    Spool(spool::Spool),
     Completions(page::Completions),
     Man(page::Man),
 }
@@ -144,6 +146,7 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         Command::Report(report) => report.run(out),
         Command::Dump(dump) => dump.run(out),
         Command::Export(export) => export.run(),
+        Command::Spool(spool) => spool.run(out),
         Command::Completions(completions) => completions.run(&mut Cli::command(), out),
         Command::Man(man) => man.run(Cli::command(), out),
     }

@@ -6,6 +6,7 @@ use std::{
     os::unix::process::ExitStatusExt as _,
     path::PathBuf,
     process::ExitStatus,
+    time::SystemTime,
 };
 
 use clap::{ArgGroup, Args, ValueEnum};
@@ -15,13 +16,19 @@ use super::{
     Outcome, Strictness,
     quantity::{self, Cpus},
     roots::RootArgs,
+    spool::QuotaArgs,
     text,
 };
-use crate::agent::{self, EndReason, Options, Privileges, Progress, Summary};
+use crate::{
+    agent::{self, EndReason, Options, Privileges, Progress, Summary},
+    spool::{Name, Spool},
+    sys::clock,
+};
 
 /// Record a target's context switches, and its processor trace where there is one
 #[derive(Debug, Args)]
 #[command(
+    group = ArgGroup::new("where").required(true).args(["out", "spool"]),
     group = ArgGroup::new("target").required(true).multiple(true).args(["container", "cgroup", "pid", "only_pid", "command"]),
     after_help = "\
 The recording ends after --for, when the target has exited, or on Ctrl-C; what was recorded is kept in each case. While it
@@ -31,7 +38,8 @@ Examples:
   exist record --container 4f2a --for 500ms -o trace.exist
   exist record --cgroup system.slice/nginx.service --for 10s -o trace.exist
   exist record --pid 4711 -o trace.exist
-  exist record -o trace.exist -- ./server --port 80"
+  exist record -o trace.exist -- ./server --port 80
+  exist record --pid 4711 --for 1s --spool /var/spool/exist --spool-bytes 10G"
 )]
 pub struct Record {
     /// Container by its ID, or a unique prefix of at least 4 characters
@@ -55,7 +63,12 @@ pub struct Record {
     length: Option<u64>,
     /// The trace file
     #[arg(short, long, value_name = "FILE")]
-    out: PathBuf,
+    out: Option<PathBuf>,
+    /// Instead of a file: a folder that keeps the newest windows (`exist spool` lists them)
+    #[arg(long, value_name = "DIR")]
+    spool: Option<PathBuf>,
+    #[command(flatten)]
+    quota: QuotaArgs,
     #[command(flatten)]
     strictness: Strictness,
 
@@ -89,14 +102,29 @@ enum When {
 impl Record {
     pub fn run(self) -> anyhow::Result<Outcome> {
         let strictness = self.strictness;
-        let out = self.out.clone();
-        let options = self.options()?;
+        let spool = match &self.spool {
+            Some(dir) => Some(Spool::open(dir, self.quota.quota())?),
+            None => None,
+        };
+        let name = Name::of_window(clock::realtime_ns(), std::process::id());
+        let out = match (&spool, &self.out) {
+            (Some(spool), _) => spool.window(&name),
+            (None, Some(out)) => out.clone(),
+            (None, None) => anyhow::bail!("-o FILE or --spool DIR is needed"),
+        };
+        let options = self.options(out.clone())?;
+        if let Some(spool) = &spool {
+            spool.admit(SystemTime::now())?;
+        }
         let mut line = ProgressLine::new();
         let summary = agent::record(&options, |progress| line.show(progress));
         line.clear();
         let summary = summary?;
         // Standard output may be the command's own. That nobody reads the summary changes nothing about the recording.
         let _ = print(&summary, &out.to_string_lossy(), &mut io::stderr().lock());
+        if let Some(spool) = &spool {
+            spool.sweep(SystemTime::now(), Some(&name))?;
+        }
         match (&summary.failure, &summary.reason) {
             (Some(reason), _) => anyhow::bail!("{reason}"),
             (None, EndReason::Error(reason)) => anyhow::bail!("the recording ended early: {reason}"),
@@ -104,7 +132,10 @@ impl Record {
         }
     }
 
-    fn options(self) -> anyhow::Result<Options> {
+    fn options(self, out: PathBuf) -> anyhow::Result<Options> {
+        if self.spool.is_none() && self.quota.is_given() {
+            anyhow::bail!("--spool-bytes and --spool-age go with --spool DIR");
+        }
         let ring_bytes = self.ring_bytes.map(ring_bytes).transpose()?;
         Ok(Options {
             session: Session {
@@ -122,7 +153,7 @@ impl Record {
                 target: self.target()?,
             },
             roots: self.roots.roots(),
-            out: self.out,
+            out,
             ring_bytes,
             // This process does nothing else.
             privileges: Privileges::Drop,
@@ -317,7 +348,7 @@ mod tests {
     fn check(line: &str, expect: &str) {
         let got = match Alone::try_parse_from(["exist"].into_iter().chain(line.split(' '))) {
             Err(_) => "usage".to_owned(),
-            Ok(alone) => match alone.record.options() {
+            Ok(alone) => match alone.record.options(PathBuf::new()) {
                 Ok(options) => format!("{:?}", options.session.target),
                 Err(error) => error.to_string(),
             },
@@ -338,6 +369,11 @@ mod tests {
         );
         check("-o x --only-pid", "--only-pid needs a process: --only-pid PID");
         check("-o x --pid 0", "0 is no process");
+        check("--spool d --spool-bytes 1G --pid 7", "Pid(7)");
+        check(
+            "-o x --spool-bytes 1G --pid 7",
+            "--spool-bytes and --spool-age go with --spool DIR",
+        );
         check("-o x -- ls -l", "Command([\"ls\", \"-l\"])");
         for line in [
             "-o x",
@@ -345,6 +381,7 @@ mod tests {
             "-o x --pid 7 --cgroup a",
             "-o x --pid 7 -- ls",
             "-o x ls",
+            "-o x --spool d --pid 7",
             "-o x --for 10 --pid 7",
         ] {
             check(line, "usage");

@@ -1,216 +1,36 @@
-//! Trace files on disk: written under a temporary name, given their own when they are complete.
+//! Trace files on disk, and the folder that keeps many of them.
 //!
-//! Takes: a path and bytes. Gives: a file that is whole, or the temporary one with what was written so far. Refuses: to
-//! replace anything but a regular file.
+//! Takes: paths and bytes, a folder and a quota. Gives: files that are whole or not there, windows, requests, and what
+//! was removed for want of room. Refuses: to replace anything but a regular file, names that lead out of the folder, a
+//! new window when everything is held.
 //!
 //! ```text
-//!  create: NAME.PID.part ─▶ write … ─▶ finish: fsync, rename to NAME, fsync of the folder
-//!                              └─ a write fails: cut back to the last whole chunk
+//!  DIR/windows/NAME.exist            a finished window
+//!  DIR/windows/NAME.exist.PID.part   one that is being written; unlocked: left by a process that was killed
+//!  DIR/requests/NAME.json            what somebody wants recorded (a session), put there by a rename
+//!  DIR/done/NAME.json                the same file once it is carried out; its window is windows/NAME.exist
+//!  DIR/done/NAME.error               why there is no window
 //! ```
+//!
+//! The two folders are the only border to whatever ships traces elsewhere: it writes requests, reads what is done, and
+//! removes `done/NAME.json` when it has the window. A window is held while an entry of its name stands in either; what
+//! nobody holds is removed, the oldest first, when the quota asks for it.
+//!
+//! A request is carried out in two renames: the window gets its name, then the request goes from `requests` to `done`. A
+//! process killed between them leaves a request whose window is there: it is only moved. So a request has one window,
+//! whatever happens, and its name must not be used for another.
 
-use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
-    path::{Path, PathBuf},
-};
-
-/// A file that is being written.
-#[derive(Debug)]
-pub struct PartFile {
-    file: File,
-    part: PathBuf,
-    path: PathBuf,
-    /// Bytes up to the end of the last whole write.
-    whole_bytes: u64,
-}
-
-impl PartFile {
-    /// Creates it beside `path`, readable by its owner only: a trace tells much about a service.
-    ///
-    /// # Errors
-    /// `InvalidInput` when `path` is something else than a regular file; others as the system gives them.
-    pub fn create(path: &Path) -> io::Result<Self> {
-        match fs::metadata(path) {
-            Ok(metadata) if !metadata.is_file() => {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-            }
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let name = path
-            .file_name()
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?;
-        let mut part = name.to_owned();
-        part.push(format!(".{}.part", std::process::id()));
-        let part = path.with_file_name(part);
-        let create = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part);
-        let file = match create() {
-            // Of a process that had our number and is no more: a live one has another.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                fs::remove_file(&part)?;
-                create()?
-            }
-            other => other?,
-        };
-        Ok(Self {
-            file,
-            part,
-            path: path.to_owned(),
-            whole_bytes: 0,
-        })
-    }
-
-    /// Where it stands while it is not finished.
-    #[must_use]
-    pub fn part(&self) -> &Path {
-        &self.part
-    }
-
-    /// Cuts it back to its last whole write, after one that failed.
-    ///
-    /// # Errors
-    /// As the system gives them.
-    pub fn cut(&mut self) -> io::Result<()> {
-        self.file.set_len(self.whole_bytes)?;
-        io::Seek::seek(&mut self.file, io::SeekFrom::Start(self.whole_bytes)).map(drop)
-    }
-
-    /// Whether its folder entry is still there; without one nobody will ever read it.
-    #[must_use]
-    pub fn is_reachable(&self) -> bool {
-        self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
-    }
-
-    /// Makes it durable and gives it its name. What stood there is replaced. On failure the temporary file stays.
-    ///
-    /// # Errors
-    /// As the system gives them.
-    pub fn finish(self) -> io::Result<()> {
-        self.file.sync_all()?;
-        fs::rename(&self.part, &self.path)?;
-        // The name is durable when its folder is. Some file systems cannot do that, and need not.
-        let folder = self
-            .path
-            .parent()
-            .filter(|folder| !folder.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
-        match File::open(folder).and_then(|folder| folder.sync_all()) {
-            Err(error) if error.kind() != io::ErrorKind::InvalidInput => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    /// Removes it: nothing was recorded.
-    pub fn discard(self) {
-        // If it is gone already, that is what was wanted.
-        let _ = fs::remove_file(&self.part);
-    }
-}
-
-impl Write for PartFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
-    }
-
-    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)?;
-        self.whole_bytes += bytes.len() as u64;
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
+mod disk;
+mod folder;
+mod name;
+mod part;
+mod quota;
+mod request;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
+mod tests;
 
-    /// A folder that goes away with the test.
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("exist-spool-{name}-{}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Self(path)
-        }
-
-        fn names(&self) -> Vec<String> {
-            let mut names: Vec<_> = fs::read_dir(&self.0)
-                .unwrap()
-                .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-                .collect();
-            names.sort();
-            names
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    #[test]
-    fn a_file_gets_its_name_when_it_is_whole() {
-        let folder = Folder::new("whole");
-        let path = folder.0.join("x.trace");
-        fs::write(&path, "old").unwrap();
-        let mut file = PartFile::create(&path).unwrap();
-        file.write_all(b"new").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"old");
-        assert_eq!(fs::read(file.part()).unwrap(), b"new");
-        file.finish().unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"new");
-        assert_eq!(folder.names(), ["x.trace"]);
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-    }
-
-    #[test]
-    fn it_is_cut_back_to_whole_writes() {
-        let folder = Folder::new("cut");
-        let path = folder.0.join("x.trace");
-        let mut file = PartFile::create(&path).unwrap();
-        file.write_all(b"whole").unwrap();
-        assert_eq!(file.write(b"part").unwrap(), 4);
-        file.cut().unwrap();
-        file.write_all(b", more").unwrap();
-        file.finish().unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"whole, more");
-    }
-
-    #[test]
-    fn a_folder_that_goes_away_is_noticed() {
-        let folder = Folder::new("gone");
-        let path = folder.0.join("x.trace");
-        let file = PartFile::create(&path).unwrap();
-        assert!(file.is_reachable());
-        fs::remove_dir_all(&folder.0).unwrap();
-        assert!(!file.is_reachable());
-        assert_eq!(file.finish().unwrap_err().kind(), io::ErrorKind::NotFound);
-    }
-
-    #[test]
-    fn only_regular_files_are_replaced() {
-        let folder = Folder::new("kinds");
-        for path in [Path::new("/dev/null"), &folder.0] {
-            assert_eq!(
-                PartFile::create(path).unwrap_err().kind(),
-                io::ErrorKind::InvalidInput,
-                "{}",
-                path.display()
-            );
-        }
-        assert_eq!(
-            PartFile::create(&folder.0.join("no/such/x")).unwrap_err().kind(),
-            io::ErrorKind::NotFound
-        );
-        let leftover = PartFile::create(&folder.0.join("x")).unwrap();
-        drop(leftover);
-        PartFile::create(&folder.0.join("x")).unwrap().discard();
-        assert_eq!(folder.names(), [""; 0]);
-    }
-}
+pub use folder::{Spool, SpoolError, Swept};
+pub use name::Name;
+pub use part::PartFile;
+pub use quota::{Entry, Kind, Quota};
