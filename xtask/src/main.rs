@@ -10,6 +10,7 @@ mod lab;
 mod perfetto_ui;
 mod process;
 mod setup;
+mod sim;
 mod test;
 mod tidy;
 
@@ -46,6 +47,8 @@ enum Command {
     Image,
     /// Install what is missing.
     Setup(setup::Args),
+    /// Simulate: the memory allocator against equal splits and hindsight.
+    Sim(sim::Args),
     /// Set up what is missing and run all tests.
     Test,
     /// Check the rules of the structure that the compiler does not check.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => lab::run(&args),
         Command::Image => image::run(),
         Command::Setup(args) => setup::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Test => test::run(false),
         Command::Tidy => tidy::run(),
     };

@@ -1,16 +1,23 @@
 //! The memory allocator: which CPUs get a buffer for the processor trace, and how large a one.
 //!
 //! Takes: what was asked, what the machine has. Gives: a [`Plan`], the same for the same input. Refuses: a budget too
-//! small for the CPUs, CPUs that do not exist. For now every CPU gets the same; sizing by usage will come here.
+//! small for the CPUs, CPUs that do not exist.
+//!
+//! Every CPU of a [`Plan`] gets the same. [`solve()`] gives the best sizes for what a look-back has shown ([`Objective`]);
+//! recordings do not use it yet, only `cargo xtask sim plan` does.
 
 mod cpus;
 mod locked;
+mod solve;
+mod usage;
 
 use exist_trace::units::Cpu;
 use thiserror::Error;
 
 pub use cpus::{CpuSets, choose};
 pub use locked::LockedMemory;
+pub use solve::{Bounds, solve};
+pub use usage::{CpuUsage, Objective, RECENCY, UNSEEN, Use};
 
 /// A CPU's buffer when nothing is asked.
 pub const DEFAULT_BUFFER_BYTES: u64 = 16 << 20;
