@@ -61,7 +61,7 @@ fn a_report() {
     let report = report();
     check(
         &report,
-        "target:s period_ns:n start_ns:n threads:a cpus:a losses:a ended:s? kernel:s",
+        "target:s period_ns:n start_ns:n threads:a cpus:a utilization:a losses:a ended:s? kernel:s",
     );
     for thread in rows(&report, "threads") {
         check(thread, "pid:n tid:n name:s on_cpu_ns:n switches:n migrations:n cpus:a");
@@ -70,6 +70,12 @@ fn a_report() {
     rows(&report, "cpus")
         .iter()
         .for_each(|cpu| check(cpu, "cpu:n on_cpu_ns:n lost:n"));
+    for row in rows(&report, "utilization") {
+        check(row, "window_ns:n worst:a");
+        rows(row, "worst")
+            .iter()
+            .for_each(|window| check(window, "start_ns:n on_cpu_ns:n"));
+    }
     for loss in rows(&report, "losses") {
         check(loss, "t_ns:n cpu:n? kind:s bytes:n reason:s");
     }

@@ -148,3 +148,23 @@ fn what_was_reconstructed_is_counted() {
     let r = read(&written(&generations));
     assert!(marked > 1000 && r.missed == marked, "{} of {marked}", r.missed);
 }
+
+#[test]
+fn the_least_cpu_is_that_of_times_in_which_nothing_is_missing() {
+    for seed in 1..20 {
+        let whole = read(&written(&simulate(&plan(seed, 0)).0));
+        let r = read(&written(&simulate(&plan(seed, 400)).0));
+        assert!(
+            !whole.utilization.is_empty() && !r.utilization.is_empty(),
+            "seed {seed}"
+        );
+        for (row, window) in (r.utilization.iter()).flat_map(|row| row.worst.iter().map(move |w| (row, w))) {
+            let (from, to) = (window.start_ns, window.start_ns + row.window_ns);
+            assert!(
+                r.losses.iter().all(|l| l.to_ns <= from || to <= l.t_ns),
+                "seed {seed}: {} ns from {from}",
+                row.window_ns
+            );
+        }
+    }
+}

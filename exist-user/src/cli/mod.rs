@@ -14,6 +14,7 @@ mod report;
 mod roots;
 mod spool;
 pub mod text;
+mod utilization;
 
 use std::{
     fs,

@@ -19,6 +19,7 @@ use super::{
     flow::{self, CoverageRow, Decoded},
     pieces, read,
     text::{self, Align, Table},
+    utilization,
 };
 
 /// Show who ran where and for how long, and what the trace lacks
@@ -26,11 +27,13 @@ use super::{
 #[command(after_help = "\
 SWITCHES counts switches out: the kernel's voluntary and nonvoluntary context switches together.
 Where switches are missing, ON CPU is what is certain, and AT MOST its upper bound.
+LEAST CPUS is over all windows of a length in which no switch is missing.
 
 Examples:
   exist report trace.exist
   exist report trace.exist --top 10
   exist report trace.exist --json | jq '.threads[] | {name, on_cpu_ns}'
+  exist report trace.exist --json | jq '.utilization[] | {window_ns, worst: .worst[0]}'
   exist report trace.exist --strict > /dev/null || echo something is missing")]
 pub struct Report {
     /// The trace
@@ -124,6 +127,7 @@ fn print(r: &Answer, top: usize, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)?;
     threads(r, top, out)?;
     cpus(r, out)?;
+    utilization::print(r, out)?;
     losses(r, top, out)?;
     for lack in &r.lacks {
         writeln!(out, "not in the trace: {}", text::plain(lack))?;

@@ -1,3 +1,5 @@
 //! What is read from a trace, a file for each question.
 
+pub mod utilization;
+
 pub mod report;

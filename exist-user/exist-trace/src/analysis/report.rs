@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use super::utilization::{Utilization, UtilizationRow};
 use crate::{
     export::ndjson::LossRow,
     file::{
@@ -40,6 +41,8 @@ pub struct Report {
     pub threads: Vec<ThreadRow>,
     /// CPUs that the target ran on, or that lost something.
     pub cpus: Vec<CpuRow>,
+    /// The least CPU that the target had, for windows of each length that fits, shortest first.
+    pub utilization: Vec<UtilizationRow>,
     pub losses: Vec<LossRow>,
     /// Records of switches and lives in the file.
     pub records: u64,
@@ -127,6 +130,7 @@ struct Tally {
     ended: Option<String>,
     threads: Vec<ThreadTally>,
     cpus: BTreeMap<u32, CpuRow>,
+    utilization: Utilization,
     losses: Vec<LossRow>,
     records: u64,
     missed: u64,
@@ -135,13 +139,14 @@ struct Tally {
 }
 
 impl Tally {
-    const fn new(header: Header) -> Self {
+    fn new(header: Header) -> Self {
         Self {
             header,
             first_number: None,
             ended: None,
             threads: Vec::new(),
             cpus: BTreeMap::new(),
+            utilization: Utilization::default(),
             losses: Vec::new(),
             records: 0,
             missed: 0,
@@ -187,6 +192,7 @@ impl Tally {
     }
 
     fn step(&mut self, step: Step) {
+        self.utilization.step(&step);
         match step {
             Step::In { thread, cpu, why, .. } => {
                 let t = self.thread(thread);
@@ -282,6 +288,7 @@ impl Tally {
             ended: self.ended,
             threads: rows,
             cpus: self.cpus.into_values().filter(ran).collect(),
+            utilization: self.utilization.finish(&seen),
             losses: self.losses,
             records: self.records,
             missed: self.missed,
