@@ -52,6 +52,27 @@ words! {
         kn_id,
         /// `pt_regs.ip`.
         regs_ip,
+
+        /// Whether waits are told. The words below are for these alone.
+        waits,
+        /// `pt_regs.orig_ax`.
+        regs_orig_ax,
+        /// `pt_regs.di`.
+        regs_di,
+        /// `task_struct.files`.
+        task_files,
+        /// `files_struct.fdt`.
+        files_fdt,
+        /// `fdtable.max_fds`.
+        fdtable_max_fds,
+        /// `fdtable.fd`.
+        fdtable_fd,
+        /// `file.f_inode`.
+        file_inode,
+        /// `inode.i_mode`.
+        inode_mode,
+        /// `task_struct.throttled`; 0: this kernel has none.
+        task_throttled,
     }
 }
 

@@ -11,9 +11,13 @@ mod notice;
 mod record;
 pub mod ring;
 mod state;
+mod wait;
+mod wait_kind;
 mod words;
 
 pub use frozen::{Frozen, judge};
 pub use notice::{NOTICE_BYTES, Notice, NoticeKind};
 pub use record::{Op, RECORD_BYTES, Record, WireError, flags};
 pub use state::{Control, CpuState};
+pub use wait::{WAIT_BYTES, Wait, holder, wait_flags};
+pub use wait_kind::{WaitKind, takes_file};

@@ -59,5 +59,11 @@ words! {
         notices_dropped,
         /// Switches at which the kernel did not run the hook, as the next one showed.
         missed,
+        /// Waits that are not told: their ring was full.
+        waits_dropped,
+        /// Threads whose waits are not told: the map of threads was full.
+        waiting_full,
+        /// Waits that are not told: the kernel did not run the hook when they began.
+        waits_missed,
     }
 }

@@ -22,6 +22,7 @@ mod sched_switch;
 mod snapshot;
 mod target;
 mod task;
+mod wait;
 mod warning;
 
 #[panic_handler]

@@ -9,6 +9,7 @@ use crate::{
     maps::{CONTROL, CPUS, MOVES},
     target,
     task::{Task, UserIp},
+    wait,
 };
 
 /// The kernel's half of the epoch: moves that it made.
@@ -87,6 +88,7 @@ impl Running {
             let room = emit::reserve::<1>(self.cpu);
             let record = self.comes_in(task, task.user_ip(), at, flags::MISSED);
             emit::write(self.cpu, room, [record]);
+            wait::came_in(self.cpu, task);
         }
     }
 
@@ -108,6 +110,7 @@ impl Running {
         let record = if is {
             self.comes_in(task, task.user_ip(), at, why)
         } else {
+            wait::forget(task);
             self.goes_out(task.user_ip(), at, why, 0)
         };
         emit::write(self.cpu, room, [record]);

@@ -9,6 +9,7 @@ use crate::{
     running::Running,
     target,
     task::{Task, argument},
+    wait,
 };
 
 /// `sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next[, unsigned int prev_state])`.
@@ -36,19 +37,25 @@ pub fn sched_switch(ctx: BtfTracePointContext) -> i32 {
                 here.comes_in(next, resumes, now, 0),
             ];
             emit::write(here.cpu, room, records);
+            wait::leaves(here.cpu, prev, now, why, state);
+            wait::enters(here.cpu, next, prev, true, now);
         }
         (true, false) => {
             let room = emit::reserve::<1>(here.cpu);
             let left = prev.user_ip();
             let (why, state) = reason(&ctx, prev);
-            let record = here.goes_out(left, emit::now_ns(), why, state);
+            let now = emit::now_ns();
+            let record = here.goes_out(left, now, why, state);
             emit::write(here.cpu, room, [record]);
+            wait::leaves(here.cpu, prev, now, why, state);
         }
         (false, true) => {
             let room = emit::reserve::<1>(here.cpu);
             let resumes = next.user_ip();
-            let record = here.comes_in(next, resumes, emit::now_ns(), 0);
+            let now = emit::now_ns();
+            let record = here.comes_in(next, resumes, now, 0);
             emit::write(here.cpu, room, [record]);
+            wait::enters(here.cpu, next, prev, false, now);
         }
     }
     0

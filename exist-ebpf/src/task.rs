@@ -7,7 +7,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::{
     EbpfContext,
-    helpers::{bpf_get_current_task_btf, bpf_task_pt_regs},
+    helpers::{bpf_get_current_task_btf, bpf_task_pt_regs, generated::bpf_probe_read_kernel},
     programs::BtfTracePointContext,
 };
 use exist_common::flags;
@@ -32,6 +32,17 @@ pub unsafe fn load<T: Copy>(base: *const c_void, offset: u32) -> T {
 pub fn argument(ctx: &BtfTracePointContext, n: usize) -> u64 {
     // SAFETY: the context is an array of words, one for each argument; the verifier refuses one too many.
     unsafe { *ctx.as_ptr().cast::<u64>().add(n) }
+}
+
+/// Reads kernel memory whose type the verifier does not know; 0 when that fails.
+#[inline(always)]
+fn probe<T: Copy + Default>(address: u64) -> T {
+    let mut value = T::default();
+    // SAFETY: the destination is ours and as large as is said; the helper zeroes it when it fails.
+    unsafe {
+        bpf_probe_read_kernel((&raw mut value).cast(), size_of::<T>() as u32, address as *const c_void);
+    }
+    value
 }
 
 /// A `task_struct`.
@@ -104,6 +115,56 @@ impl Task {
             )
         };
         sum - before
+    }
+
+    /// Whether it is a thread of the kernel.
+    #[inline(always)]
+    pub fn is_kernel(self) -> bool {
+        // SAFETY: a task is typed.
+        let task_flags: u32 = unsafe { load(self.0, frozen!(task_flags)) };
+        task_flags & PF_KTHREAD != 0
+    }
+
+    /// `throttled`, where the kernel has it.
+    #[inline(always)]
+    pub fn throttled(self) -> bool {
+        // SAFETY: a task is typed.
+        frozen!(task_throttled) != 0 && unsafe { load::<u8>(self.0, frozen!(task_throttled)) } & 1 != 0
+    }
+
+    /// The system call that it is in, if any (low 16 bits of `orig_ax`), and its first argument. Not for kernel threads.
+    #[inline(always)]
+    pub fn syscall(self) -> (u16, u64) {
+        // SAFETY: the helper takes a task and gives typed registers.
+        unsafe {
+            let regs = bpf_task_pt_regs(self.0.cast_mut().cast()) as *const c_void;
+            let number: u64 = load(regs, frozen!(regs_orig_ax));
+            let arg0: u64 = load(regs, frozen!(regs_di));
+            (number as u16, arg0)
+        }
+    }
+
+    /// Type of the file behind a descriptor (`i_mode >> 12`); 0 when there is none.
+    #[inline(always)]
+    pub fn file_type(self, fd: u64) -> u8 {
+        // SAFETY: `fdt` is typed; what an array of pointers leads to is not, so it is read with the helper, which
+        // refuses bad addresses.
+        unsafe {
+            let files: *const c_void = load(self.0, frozen!(task_files));
+            let fdt: *const c_void = load(files, frozen!(files_fdt));
+            let most: u32 = load(fdt, frozen!(fdtable_max_fds));
+            let fd = fd & 0xffff_ffff;
+            if fd >= u64::from(most) {
+                return 0;
+            }
+            let table: u64 = load(fdt, frozen!(fdtable_fd));
+            let file = probe::<u64>(table + fd * 8);
+            if file == 0 {
+                return 0;
+            }
+            let inode = probe::<u64>(file + u64::from(frozen!(file_inode)));
+            (probe::<u16>(inode + u64::from(frozen!(inode_mode))) >> 12) as u8
+        }
     }
 
     /// Where it left user mode, or will resume.

@@ -107,6 +107,7 @@ fn window(hook: &mut Hook, empty: &mut Empty, what: &str, load: impl FnOnce() ->
     let (mut records, mut lost) = (0_u64, 0_u64);
     hook.drain(|event| match event {
         Event::Record(_) => records += 1,
+        Event::Wait(_) => {}
         Event::Loss(loss) => lost += loss.records,
     })?;
     let [ns, runs, empty_ns, empty_runs] = [0, 1, 2, 3].map(|i| after[i] - before[i]);

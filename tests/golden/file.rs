@@ -14,7 +14,7 @@ use exist_trace::{
     file::{
         Cause, Generation, Pieces, ReadError, Reader, Trace, WriteError, Writer,
         layout::{ChunkHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES},
-        model::{CpuInfo, Mapping},
+        model::{CpuInfo, Mapping, Wait},
     },
     units::{Cpu, MonoNs},
 };
@@ -72,6 +72,29 @@ fn every_field_round_trips() {
     let recording = sample::recording();
     let back: Vec<_> = read(&written(&recording)).into_iter().map(Result::unwrap).collect();
     assert_eq!(back, recording);
+}
+
+#[test]
+fn waits_round_trip_and_half_of_one_is_refused() {
+    let mut recording = sample::recording();
+    for (generation, n) in recording.iter_mut().zip(1..) {
+        let wait = |i: usize| Wait::from_bytes(&std::array::from_fn::<u8, 64, _>(|b| (b + i) as u8)).unwrap();
+        generation.waits = (0..n).map(wait).collect();
+    }
+    let data = written(&recording);
+    let back: Vec<_> = read(&data).into_iter().map(Result::unwrap).collect();
+    assert_eq!(back, recording);
+
+    // The first generation has one: its section made a byte shorter, its last byte a section of its own would begin.
+    let one = &recording[..1];
+    let mut data = written(one);
+    let at = data.windows(4).position(|tag| tag == b"WAIT").unwrap();
+    data[at + 4..at + 8].copy_from_slice(&63_u32.to_le_bytes());
+    let header = ChunkHeader::from_bytes(&data).unwrap();
+    let payload_crc = crc32c::crc32c(&data[HEADER_BYTES..]);
+    data[..HEADER_BYTES].copy_from_slice(&ChunkHeader { payload_crc, ..header }.to_bytes());
+    let error = read(&data).remove(0).unwrap_err();
+    assert!(error.to_string().contains("waits that are not whole"), "{error}");
 }
 
 /// `EXIST_BLESS=1` writes the golden file anew: only with a new version, or before the first release.

@@ -7,7 +7,7 @@ use exist_trace::{
         ClockPair, ControlKind, ControlOp, CpuCounters, CpuInfo, End, Generation, Header, ImageBytes, Loss, LossKind,
         Mapping, NameChange, Node, PtBytes, PtSettings, Record, ResolvedTarget, SwitchOp, ThreadStatus, flags,
     },
-    session::{PtRequest, Session, Target},
+    session::{PtRequest, Session, Target, Waits},
     units::{Cpu, MonoNs, Pid, Tid, Tsc},
 };
 
@@ -37,6 +37,7 @@ fn header() -> Header {
             target: Target::Container("4f1e".into()),
             period_ns: Some(3 * STEP),
             pt: PtRequest::default(),
+            waits: Waits::Off,
         },
         target: ResolvedTarget {
             container: Some("4f1e".repeat(16)),
@@ -131,6 +132,7 @@ fn generation(number: u64) -> Generation {
             tid: Tid(101),
             name: "wörker-1".into(),
         }],
+        waits: Vec::new(),
         records,
         counters: vec![
             CpuCounters {

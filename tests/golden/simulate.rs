@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use exist_trace::{
     file::model::{End, Generation, Header, Loss, LossKind, Node, Record, ResolvedTarget, SwitchOp, flags},
-    session::{PtRequest, Session, Target},
+    session::{PtRequest, Session, Target, Waits},
     units::{Cpu, MonoNs},
 };
 
@@ -52,6 +52,7 @@ fn header() -> Header {
             target: Target::Pid(PID),
             period_ns: None,
             pt: PtRequest::default(),
+            waits: Waits::Off,
         },
         target: ResolvedTarget::default(),
         node: Node {

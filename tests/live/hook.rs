@@ -33,6 +33,7 @@ impl Told {
         let Self { records, lost } = self;
         let sink = |event| match event {
             Event::Record(record) => records.push(record),
+            Event::Wait(wait) => panic!("nobody asked for {wait:?}"),
             Event::Loss(loss) => *lost += loss.records,
         };
         hook.drain(sink).unwrap();

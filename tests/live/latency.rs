@@ -26,7 +26,7 @@ use exist_trace::{
         Trace,
         model::{ControlKind, LossKind, PtSettings},
     },
-    session::{PtRequest, Session, Target},
+    session::{PtRequest, Session, Target, Waits},
     units::Cpu,
 };
 use exist_user::{
@@ -210,6 +210,7 @@ fn first_switches_in(cpus: &BTreeSet<u32>) -> Vec<u64> {
             target: Target::Command(vec!["sh".into(), "-c".into(), on_each.collect()]),
             period_ns: None,
             pt: PtRequest::default(),
+            waits: Waits::default(),
         },
         out: out.clone(),
         roots: Roots::default(),

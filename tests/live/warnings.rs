@@ -50,6 +50,7 @@ fn of_a_target_with_too_many_cgroups() {
         let mut lost = 0;
         let take = |event| match event {
             Event::Loss(loss) if loss.kind == LossKind::MapFull => lost += loss.records,
+            Event::Wait(wait) => panic!("{wait:?}"),
             Event::Loss(loss) => panic!("{loss:?}"),
             Event::Record(_) => {}
         };

@@ -14,6 +14,24 @@ pub struct Session {
     /// Processor trace.
     #[serde(default, skip_serializing_if = "PtRequest::is_default")]
     pub pt: PtRequest,
+    /// A record of each wait.
+    #[serde(default, skip_serializing_if = "Waits::is_off")]
+    pub waits: Waits,
+}
+
+/// Whether to record each wait of the target's threads: why it was off the CPU, and when it was woken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Waits {
+    On,
+    #[default]
+    Off,
+}
+
+impl Waits {
+    fn is_off(&self) -> bool {
+        *self == Self::Off
+    }
 }
 
 /// What is asked of the processor trace.

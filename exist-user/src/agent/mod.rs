@@ -186,7 +186,7 @@ async fn record_target(
 ) -> anyhow::Result<Summary> {
     let cpu_before_ns = clock::process_cpu_ns();
     let (said, inbox) = unbounded_channel();
-    let (mut streams, attached) = Streams::open(&target, options.ring_bytes)?;
+    let (mut streams, attached) = Streams::open(&target, options.ring_bytes, options.session.waits)?;
     // Before the other threads: each has its own capabilities, which it inherits from this one.
     if options.privileges == Privileges::Drop {
         privileges::effective()

@@ -5,6 +5,7 @@ use std::{num::NonZeroU32, path::Path};
 use anyhow::Context as _;
 use exist_trace::{
     file::model::{ControlKind, ControlOp},
+    session::Waits,
     units::{Cpu, MonoNs},
 };
 
@@ -44,9 +45,10 @@ impl Streams {
     ///
     /// # Errors
     /// With the reason and the remedy, for the user.
-    pub fn open(target: &Resolved, ring_bytes: Option<NonZeroU32>) -> anyhow::Result<(Self, ControlOp)> {
+    pub fn open(target: &Resolved, ring_bytes: Option<NonZeroU32>, waits: Waits) -> anyhow::Result<(Self, ControlOp)> {
         let mut options = HookOptions {
             only_pid: target.only_pid.map(|process| process.pid),
+            waits: waits == Waits::On,
             ..HookOptions::new(target.hierarchy.clone())
         };
         options.ring_bytes = ring_bytes.unwrap_or(options.ring_bytes);
@@ -196,6 +198,7 @@ pub fn op(kind: ControlKind, from: MonoNs, cpu: Option<Cpu>) -> ControlOp {
 fn take(aggregator: &mut Aggregator, event: Event) {
     match event {
         Event::Record(record) => aggregator.records([record]),
+        Event::Wait(wait) => aggregator.wait(wait),
         Event::Loss(loss) => aggregator.loss(loss),
     }
 }

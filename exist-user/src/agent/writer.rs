@@ -208,7 +208,7 @@ impl State {
             self.losses += 1;
         }
         // The recording is being ended.
-        self.unwritten += generation.records.len() as u64;
+        self.unwritten += (generation.records.len() + generation.waits.len()) as u64;
         if generation.end_of_recording.is_some() {
             self.write_end(generation);
         }
@@ -256,6 +256,7 @@ impl State {
             reason,
         });
         generation.records.clear();
+        generation.waits.clear();
         generation.mappings.clear();
         generation.threads.clear();
         generation.names.clear();
@@ -310,7 +311,7 @@ mod tests {
             Trace,
             model::{End, Header, Mapping, NameChange, Node, ResolvedTarget},
         },
-        session::{PtRequest, Session, Target},
+        session::{PtRequest, Session, Target, Waits},
         units::{Pid, Tid},
     };
 
@@ -325,6 +326,7 @@ mod tests {
                     target: Target::Pid(1),
                     period_ns: None,
                     pt: PtRequest::default(),
+                    waits: Waits::Off,
                 },
                 target: ResolvedTarget::default(),
                 node: Node::default(),
@@ -341,6 +343,7 @@ mod tests {
             mappings: vec![],
             names: vec![],
             records: vec![],
+            waits: vec![],
             counters: vec![],
             losses: vec![],
             ops: vec![],

@@ -3,7 +3,7 @@
 use exist_trace::{
     file::model::{
         ClockPair, ControlOp, End, GENERATION_BYTES, GENERATION_NS, Generation, Header, Loss, Mapping, NameChange,
-        PtBytes, RECORD_BYTES, Record, ThreadStatus, flags,
+        PtBytes, RECORD_BYTES, Record, ThreadStatus, WAIT_BYTES, Wait, flags,
     },
     units::{MonoNs, Pid},
 };
@@ -20,6 +20,7 @@ pub struct Open {
     number: u64,
     start: MonoNs,
     records: Vec<Record>,
+    waits: Vec<Wait>,
     pt: Vec<PtBytes>,
     payload_bytes: usize,
     /// The first one was read before the generation began, so that its start lies between two.
@@ -37,6 +38,7 @@ impl Open {
             number,
             start,
             records: Vec::new(),
+            waits: Vec::new(),
             pt: Vec::new(),
             payload_bytes: 0,
             clock_pairs: Vec::new(),
@@ -87,6 +89,13 @@ impl Open {
         self.payload_bytes += RECORD_BYTES;
     }
 
+    /// Waits come sorted by their ends.
+    pub fn add_wait(&mut self, wait: Wait) {
+        self.start = self.start.min(MonoNs(wait.run_ns));
+        self.waits.push(wait);
+        self.payload_bytes += WAIT_BYTES;
+    }
+
     pub fn add_name(&mut self, name: NameChange) {
         self.payload_bytes += ROW_BYTES + name.name.len();
         self.names.push(name);
@@ -133,6 +142,7 @@ impl Open {
             mappings: pids.into_iter().flat_map(mappings).collect(),
             names: self.names,
             records,
+            waits: self.waits,
             losses: self.losses,
             ops: self.ops,
             pt: self.pt,

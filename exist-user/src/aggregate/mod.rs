@@ -23,7 +23,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use exist_trace::{
     file::model::{
         ClockPair, ControlOp, CpuCounters, End, Generation, Header, Loss, LossKind, Mapping, NameChange, PtBytes,
-        Record, SwitchOp, flags,
+        Record, SwitchOp, Wait, flags,
     },
     units::{Cpu, MonoNs, Pid, Tid},
 };
@@ -66,6 +66,7 @@ pub struct Aggregator {
     open: Open,
     /// Drained, but not yet old enough to be merged.
     records: Vec<Record>,
+    waits: Vec<Wait>,
     side_band: Vec<SideBandRecord>,
     /// For each CPU: side-band records lost, as said so far.
     side_band_lost: BTreeMap<Cpu, u64>,
@@ -92,6 +93,7 @@ impl Aggregator {
             counters: Vec::new(),
             open: Open::new(0, start),
             records: Vec::new(),
+            waits: Vec::new(),
             side_band: Vec::new(),
             side_band_lost: BTreeMap::new(),
             drained_at: start,
@@ -161,6 +163,11 @@ impl Aggregator {
         self.records.extend(records);
     }
 
+    /// Takes a wait of a thread; in any order.
+    pub fn wait(&mut self, wait: Wait) {
+        self.waits.push(wait);
+    }
+
     /// Takes the hook's running totals.
     pub fn counters(&mut self, counters: Vec<CpuCounters>) {
         self.counters = counters;
@@ -225,13 +232,20 @@ impl Aggregator {
         let records = take_until(&mut self.records, until, |record| record.time_ns);
         let side_band = take_until(&mut self.side_band, until, |record| record.stamp.time_ns);
         let mut side_band = side_band.into_iter().peekable();
+        let mut waits = take_until(&mut self.waits, until, |wait| wait.run_ns)
+            .into_iter()
+            .peekable();
         for record in records {
+            while let Some(earlier) = waits.next_if(|wait| wait.run_ns <= record.time_ns) {
+                self.take_wait(earlier, out);
+            }
             while let Some(earlier) = side_band.next_if(|s| s.stamp.time_ns <= record.time_ns) {
                 self.take_side_band(earlier, out);
             }
             self.take_record(record, out);
         }
         side_band.for_each(|record| self.take_side_band(record, out));
+        waits.for_each(|wait| self.take_wait(wait, out));
         if until.0 == u64::MAX {
             return;
         }
@@ -239,6 +253,19 @@ impl Aggregator {
         if self.open.is_due(until) {
             self.close(until, out);
         }
+    }
+
+    /// One that ended before the period is not of it.
+    fn take_wait(&mut self, wait: Wait, out: &mut Vec<Generation>) {
+        let time = MonoNs(wait.run_ns);
+        if time < self.header.start {
+            return;
+        }
+        self.begin();
+        if self.open.is_due(time) {
+            self.close(time, out);
+        }
+        self.open.add_wait(wait);
     }
 
     fn take_record(&mut self, record: Record, out: &mut Vec<Generation>) {

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use exist_trace::{
     file::model::{Node, ResolvedTarget},
-    session::{PtRequest, Session, Target},
+    session::{PtRequest, Session, Target, Waits},
     units::Tsc,
 };
 
@@ -20,6 +20,7 @@ fn aggregator() -> Aggregator {
             target: Target::Pid(1),
             period_ns: None,
             pt: PtRequest::default(),
+            waits: Waits::Off,
         },
         target: ResolvedTarget::default(),
         node: Node::default(),

@@ -8,7 +8,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use exist_trace::{
-    export::ndjson::{Life, LossRow, MappingRow, OpRow, Switch},
+    export::ndjson::{Life, LossRow, MappingRow, OpRow, Switch, WaitRow},
     file::{
         Piece, Pieces,
         model::{Loss, Mapping},
@@ -49,6 +49,8 @@ pub struct Dump {
 enum What {
     /// Context switches of the target's threads
     Switches,
+    /// Waits of the target's threads, where they were recorded (`exist record --waits on`)
+    Waits,
     /// Forks, execs, exits, and moves into and out of the target
     Life,
     /// Executable mappings of the target's processes, and those of virtual CPUs
@@ -98,6 +100,7 @@ impl Dump {
                         .iter()
                         .filter_map(Switch::of)
                         .try_for_each(|r| to.switch(&r))?,
+                    What::Waits => g.waits.iter().try_for_each(|w| to.wait(&w.into()))?,
                     What::Life => g.records.iter().filter_map(Life::of).try_for_each(|r| to.life(&r))?,
                     What::Ops => g.ops.iter().try_for_each(|op| to.op(&op.into()))?,
                     What::Mappings => new(&g.mappings, &mut known).try_for_each(|m| to.mapping(&m.into()))?,
@@ -147,6 +150,9 @@ impl What {
     const fn head(self) -> &'static str {
         match self {
             Self::Switches => "        SECONDS  CPU      PID      TID  OP   STATE  IP",
+            Self::Waits => {
+                "        SECONDS  CPU      PID      TID  KIND             OFF   RUNNABLE    SYSCALL    WAKER  HOLDER"
+            }
             Self::Life => "        SECONDS  CPU      PID      TID  OP",
             Self::Mappings => "        SECONDS      PID            START        LEN     OFFSET  PATH",
             Self::Losses => "        SECONDS  CPU  KIND            RECORDS      BYTES  REASON",
@@ -192,6 +198,25 @@ impl Printer<'_> {
         let (t, cpu, pid, tid, op) = (self.since(r.t_ns), r.cpu, r.pid, r.tid, r.op);
         let line = format!("{t:>15}  {cpu:>3}  {pid:>7}  {tid:>7}  {op:<3}  {state:<5}  {ip}");
         writeln!(self.out, "{}", line.trim_end())
+    }
+
+    fn wait(&mut self, r: &WaitRow) -> io::Result<()> {
+        if self.json {
+            return self.json(r);
+        }
+        let none = || "-".to_owned();
+        let (t, cpu, pid, tid, kind) = (self.since(r.t_ns), r.cpu, r.pid, r.tid, r.kind);
+        let off = text::duration(r.run_ns.saturating_sub(r.t_ns));
+        let runnable = r
+            .runnable_ns
+            .map_or_else(none, |at| text::duration(r.run_ns.saturating_sub(at)));
+        let syscall = r.syscall.map_or_else(none, |n| n.to_string());
+        let waker = r.waker.map_or_else(none, |tid| tid.to_string());
+        let (holder, holder_tid) = (r.holder, r.holder_tid);
+        writeln!(
+            self.out,
+            "{t:>15}  {cpu:>3}  {pid:>7}  {tid:>7}  {kind:<10}  {off:>9}  {runnable:>9}  {syscall:>9}  {waker:>7}  {holder} {holder_tid}"
+        )
     }
 
     fn life(&mut self, r: &Life) -> io::Result<()> {

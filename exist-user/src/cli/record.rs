@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::{ArgGroup, Args, ValueEnum};
-use exist_trace::session::{PtMode, PtRequest, Session, Target};
+use exist_trace::session::{PtMode, PtRequest, Session, Target, Waits};
 
 use super::{
     Outcome, Strictness,
@@ -85,6 +85,10 @@ pub struct Record {
     #[arg(long, value_name = "LIST", value_parser = quantity::cpus)]
     cpus: Option<Cpus>,
 
+    /// Record each wait of its threads: why, how long, and who woke it (`exist report`, `exist dump FILE waits`)
+    #[arg(long, value_enum, value_name = "WHEN", default_value = "off")]
+    waits: Switch,
+
     /// Ring of each CPU for switch records [default: 8M; less on nodes with more than 8 CPUs]
     #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
     ring_bytes: Option<u64>,
@@ -95,6 +99,12 @@ pub struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum When {
     Auto,
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Switch {
     On,
     Off,
 }
@@ -148,6 +158,10 @@ impl Record {
                     buffer_bytes: self.buffer,
                     budget_bytes: self.budget,
                     cpus: self.cpus.as_ref().map(|cpus| cpus.0.clone()),
+                },
+                waits: match self.waits {
+                    Switch::On => Waits::On,
+                    Switch::Off => Waits::Off,
                 },
                 period_ns: self.length,
                 target: self.target()?,

@@ -7,9 +7,14 @@ use std::{
 
 use clap::Args;
 use exist_trace::{
-    analysis::report::{Report as Answer, ThreadRow, report},
+    analysis::{
+        report::{Report as Answer, ThreadRow, report},
+        waits::{ThreadWaits, waits},
+    },
     export::ndjson::LossRow,
+    file::Piece,
     flow::{FunctionRow, Windows},
+    session::Waits,
 };
 use serde::Serialize;
 
@@ -51,13 +56,17 @@ pub struct Report {
     strictness: Strictness,
 }
 
-/// The report of a trace with processor trace.
+/// The report with what not every trace has.
 #[derive(Serialize)]
-struct WithFunctions<'a> {
+struct Whole<'a> {
     #[serde(flatten)]
     answer: &'a Answer,
-    functions: &'a [FunctionRow],
-    coverage: &'a CoverageRow,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waits: Option<&'a [ThreadWaits]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    functions: Option<&'a [FunctionRow]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    coverage: Option<&'a CoverageRow>,
 }
 
 impl Report {
@@ -76,31 +85,40 @@ impl Report {
         } else {
             None
         };
-        match (&traced, self.json) {
-            (Some((functions, coverage)), true) => {
-                serde_json::to_writer_pretty(
-                    &mut *out,
-                    &WithFunctions {
-                        answer: &answer,
-                        functions,
-                        coverage,
-                    },
-                )?;
-                writeln!(out)?;
+        let waited = self.waits(&data)?;
+        if self.json {
+            let whole = Whole {
+                answer: &answer,
+                waits: waited.as_deref(),
+                functions: traced.as_ref().map(|(functions, _)| &functions[..]),
+                coverage: traced.as_ref().map(|(_, coverage)| coverage),
+            };
+            serde_json::to_writer_pretty(&mut *out, &whole)?;
+            writeln!(out)?;
+        } else {
+            let top = self.top.unwrap_or(usize::MAX);
+            print(&answer, top, out)?;
+            if let Some(rows) = &waited {
+                print_waits(rows, &answer, top, out)?;
             }
-            (None, true) => {
-                serde_json::to_writer_pretty(&mut *out, &answer)?;
-                writeln!(out)?;
-            }
-            (_, false) => {
-                let top = self.top.unwrap_or(usize::MAX);
-                print(&answer, top, out)?;
-                if let Some((rows, coverage)) = &traced {
-                    functions(rows, coverage, answer.start_ns, top.min(40), out)?;
-                }
+            if let Some((rows, coverage)) = &traced {
+                functions(rows, coverage, answer.start_ns, top.min(40), out)?;
             }
         }
         Ok(self.strictness.outcome(answer.losses.len()))
+    }
+
+    /// `None`: they were not recorded.
+    fn waits(&self, data: &[u8]) -> anyhow::Result<Option<Vec<ThreadWaits>>> {
+        let pieces = pieces(data, &self.file)?;
+        if pieces.header().session.waits == Waits::Off {
+            return Ok(None);
+        }
+        let all = pieces.flat_map(|piece| match piece {
+            Piece::Generation(generation, _) => generation.waits,
+            Piece::Loss(_) | Piece::Unseen(_) => Vec::new(),
+        });
+        Ok(Some(waits(all)))
     }
 }
 
@@ -178,6 +196,45 @@ fn threads(r: &Answer, top: usize, out: &mut dyn Write) -> io::Result<()> {
     }
     table.print("", out)?;
     more(r.threads.len(), top, "threads", out)
+}
+
+fn print_waits(rows: &[ThreadWaits], answer: &Answer, top: usize, out: &mut dyn Write) -> io::Result<()> {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("THREAD", Left),
+        ("TID", Right),
+        ("WAITS FOR", Left),
+        ("COUNT", Right),
+        ("TOTAL", Right),
+        ("P50", Right),
+        ("P99", Right),
+        ("MAX", Right),
+    ]);
+    for thread in rows.iter().take(top) {
+        let named = answer
+            .threads
+            .iter()
+            .find(|t| t.tid == thread.tid && t.pid == thread.pid);
+        let mut who = named.map(name).unwrap_or_default();
+        let mut tid = thread.tid.to_string();
+        let kinds = thread.kinds.iter().map(|row| (row.kind, row.stretches));
+        for (kind, s) in std::iter::once(("(runnable)", thread.runnable)).chain(kinds) {
+            let times = [s.total_ns, s.p50_ns, s.p99_ns, s.max_ns].map(text::duration);
+            let [total, p50, p99, max] = times;
+            let cells = [std::mem::take(&mut who), std::mem::take(&mut tid), kind.to_owned()];
+            table.row(cells.into_iter().chain([s.count.to_string(), total, p50, p99, max]));
+        }
+    }
+    table.print("", out)?;
+    more(rows.len(), top, "threads that waited", out)?;
+    let unseen: u64 = rows.iter().map(|thread| thread.unseen).sum();
+    if unseen > 0 {
+        writeln!(
+            out,
+            "note: {unseen} wake-ups were not seen: their time runnable counts as waiting"
+        )?;
+    }
+    Ok(())
 }
 
 fn functions(

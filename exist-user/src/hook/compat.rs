@@ -43,6 +43,9 @@ enum Sign {
 const TASK: Option<&str> = Some("task_struct");
 const CGROUP: Option<&str> = Some("cgroup");
 
+/// Name of a feature that the programs have to know of.
+pub const PREV_STATE: &str = "sched_switch argument prev_state";
+
 /// Every feature. The least kernel is 5.15: the newest of those that are needed.
 pub const FEATURES: &[Feature] = &[
     Feature {
@@ -53,7 +56,7 @@ pub const FEATURES: &[Feature] = &[
         sign: Sign::Tracepoint("sched_switch", &[None, TASK, TASK]),
     },
     Feature {
-        name: "sched_switch argument prev_state",
+        name: PREV_STATE,
         since: "5.18",
         used_for: "the state in which a thread goes out",
         without: Without::Lesser("a thread that is woken while it goes out shows as runnable"),
@@ -142,6 +145,34 @@ pub const FEATURES: &[Feature] = &[
         used_for: "the instruction at which a thread goes out and comes in",
         without: Without::Refused,
         sign: Sign::Function("bpf_task_pt_regs"),
+    },
+    Feature {
+        name: "BTF tracepoint sched_waking",
+        since: "5.5",
+        used_for: "who wakes a thread",
+        without: Without::Lesser("waits cannot be recorded"),
+        sign: Sign::Tracepoint("sched_waking", &[TASK]),
+    },
+    Feature {
+        name: "BTF tracepoint sched_wakeup",
+        since: "5.5",
+        used_for: "when a thread is runnable",
+        without: Without::Lesser("waits cannot be recorded"),
+        sign: Sign::Tracepoint("sched_wakeup", &[TASK]),
+    },
+    Feature {
+        name: "BTF tracepoint sched_wakeup_new",
+        since: "5.5",
+        used_for: "when a new thread is runnable",
+        without: Without::Lesser("waits cannot be recorded"),
+        sign: Sign::Tracepoint("sched_wakeup_new", &[TASK]),
+    },
+    Feature {
+        name: "task_struct.throttled",
+        since: "6.18",
+        used_for: "waits for the quota of a cgroup",
+        without: Without::Lesser("a thread whose quota is used up shows as preempted"),
+        sign: Sign::Field("task_struct", "throttled"),
     },
 ];
 

@@ -21,6 +21,8 @@ pub struct Choice<'a> {
     pub only_pid: Option<u32>,
     /// Room of a CPU's ring: a power of two.
     pub ring_records: u32,
+    /// Whether waits are told.
+    pub waits: bool,
 }
 
 /// Offsets on the kernel with these types.
@@ -33,8 +35,8 @@ pub fn frozen(btf: &Btf, choice: Choice<'_>) -> Result<Frozen, HookError> {
     for (feature, present) in compat::check(btf) {
         match feature.without {
             Without::Refused if !present => return Err(HookError::Missing(feature)),
-            Without::Lesser(_) => has_prev_state = present,
-            Without::Refused => {}
+            Without::Lesser(_) if feature.name == compat::PREV_STATE => has_prev_state = present,
+            Without::Refused | Without::Lesser(_) => {}
         }
     }
     let (hierarchy_id, subsys) = match choice.hierarchy {
@@ -70,6 +72,16 @@ pub fn frozen(btf: &Btf, choice: Choice<'_>) -> Result<Frozen, HookError> {
         root_hierarchy_id: btf.offset("cgroup_root", "hierarchy_id")?,
         kn_id: btf.offset("kernfs_node", "id")?,
         regs_ip: btf.offset("pt_regs", "ip")?,
+        waits: u32::from(choice.waits),
+        regs_orig_ax: btf.offset("pt_regs", "orig_ax")?,
+        regs_di: btf.offset("pt_regs", "di")?,
+        task_files: btf.offset("task_struct", "files")?,
+        files_fdt: btf.offset("files_struct", "fdt")?,
+        fdtable_max_fds: btf.offset("fdtable", "max_fds")?,
+        fdtable_fd: btf.offset("fdtable", "fd")?,
+        file_inode: btf.offset("file", "f_inode")?,
+        inode_mode: btf.offset("inode", "i_mode")?,
+        task_throttled: btf.offset("task_struct", "throttled").unwrap_or(0),
     })
 }
 

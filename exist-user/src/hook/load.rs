@@ -26,6 +26,10 @@ const NOTICES_BYTES: u32 = 64 << 10;
 const CGROUP_PROGRAMS: &[&str] = &["cgroup_mkdir", "cgroup_rmdir", "cgroup_release", "cgroup_attach_task"];
 /// Programs of the target's life.
 const PROCESS_PROGRAMS: &[&str] = &["sched_process_fork", "sched_process_exec", "sched_process_exit"];
+/// Programs of waits: who is woken, and when.
+const WAIT_PROGRAMS: &[&str] = &["sched_waking", "sched_wakeup", "sched_wakeup_new"];
+/// How many threads of the target may wait at a time: 4 MiB, and only where waits are recorded.
+const WAITING_THREADS: u32 = 1 << 15;
 /// The program of its switches, last: what it needs is there before.
 const SWITCH_PROGRAM: &str = "sched_switch";
 /// The program that is run, not attached.
@@ -42,6 +46,8 @@ pub struct Loaded {
     /// A ring for each possible CPU, ascending.
     pub rings: Vec<(u32, CpuRing)>,
     pub life: BpfRing,
+    /// Waits, where they are recorded.
+    pub waits: Option<BpfRing>,
     pub notices: BpfRing,
     pub warnings: Warnings,
 }
@@ -70,6 +76,7 @@ pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
             hierarchy: &options.hierarchy,
             only_pid: options.only_pid.map(|pid| pid.0),
             ring_records,
+            waits: options.waits,
         },
     )?
     .to_words();
@@ -86,11 +93,22 @@ pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
             cpus,
         })?;
     let life_bytes = options.ring_bytes.get().next_power_of_two().clamp(256 << 10, 1 << 20);
+    // A wait takes 64 bytes of one ring for all CPUs, a switch two times 32 of its CPU's.
+    let (waits_bytes, waiting) = if options.waits {
+        (
+            life_bytes.max(options.ring_bytes.get().next_power_of_two().min(8 << 20)),
+            WAITING_THREADS,
+        )
+    } else {
+        (4096, 1)
+    };
     let mut ebpf = EbpfLoader::new()
         .btf(Some(&kernel))
         .override_global("FROZEN", &frozen[..], true)
         .map_max_entries("RINGS", slots)
         .map_max_entries("LIFE", life_bytes)
+        .map_max_entries("WAITS", waits_bytes)
+        .map_max_entries("WAITING", waiting)
         .map_max_entries("NOTICES", NOTICES_BYTES)
         .map_max_entries(warnings::MAP, warnings::BYTES)
         .map_max_entries("TARGETS", options.max_cgroups.get())
@@ -102,6 +120,9 @@ pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
         programs.extend(CGROUP_PROGRAMS);
     }
     programs.extend(PROCESS_PROGRAMS);
+    if options.waits {
+        programs.extend(WAIT_PROGRAMS);
+    }
     programs.push(SWITCH_PROGRAM);
     for name in &programs {
         tracepoint(&mut ebpf, name)?
@@ -118,6 +139,10 @@ pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
         targets: take(&mut ebpf, "TARGETS")?,
         rings: rings(&ebpf, cpus, ring_records)?,
         life: bpf_ring(&mut ebpf, "LIFE", life_bytes)?,
+        waits: options
+            .waits
+            .then(|| bpf_ring(&mut ebpf, "WAITS", waits_bytes))
+            .transpose()?,
         notices: bpf_ring(&mut ebpf, "NOTICES", NOTICES_BYTES)?,
         warnings: Warnings::new(&mut ebpf)?,
         programs,

@@ -29,7 +29,7 @@ use std::{
 };
 
 use aya::programs::{RawTracePointRunOptions, TestRun};
-use exist_common::{Control, CpuState, Record, ring};
+use exist_common::{Control, CpuState, Record, WAIT_BYTES, Wait, ring};
 pub use exist_common::{Notice, NoticeKind};
 use exist_trace::{
     file::model::CpuCounters,
@@ -62,6 +62,8 @@ pub struct HookOptions {
     pub ring_bytes: NonZeroU32,
     /// How many cgroups the target may have.
     pub max_cgroups: NonZeroU32,
+    /// Whether each wait of the target's threads is told too ([`Event::Wait`]).
+    pub waits: bool,
 }
 
 impl HookOptions {
@@ -86,6 +88,7 @@ impl HookOptions {
             // is refused at load.
             ring_bytes: Self::default_ring_bytes(aya::util::nr_cpus().unwrap_or(usize::MAX)),
             max_cgroups: Self::DEFAULT_MAX_CGROUPS,
+            waits: false,
         }
     }
 
@@ -139,6 +142,7 @@ pub struct Hook {
     targets: aya::maps::HashMap<aya::maps::MapData, u64, u32>,
     shards: Vec<Shard>,
     life: BpfRing,
+    waits: Option<BpfRing>,
     /// Until somebody takes them.
     notices: Option<Notices>,
     notices_bytes: usize,
@@ -197,6 +201,7 @@ impl Hook {
                 .map(|(cpu, ring)| Shard::new(cpu, ring, now))
                 .collect(),
             life: loaded.life,
+            waits: loaded.waits,
             notices_bytes: loaded.notices.data_bytes(),
             notices: Some(Notices::new(loaded.notices)),
             warnings: loaded.warnings,
@@ -352,6 +357,16 @@ impl Hook {
                 sink(Event::Record(record));
             }
         });
+        if let Some(waits) = &mut self.waits {
+            let mut bytes = 0;
+            waits.drain(|item| {
+                bytes += ITEM_HEADER_BYTES + WAIT_BYTES;
+                if let Ok(wait) = Wait::from_bytes(item) {
+                    sink(Event::Wait(wait));
+                }
+            });
+            drained.fill = drained.fill.max(bytes as f32 / waits.data_bytes() as f32);
+        }
         Ok(drained)
     }
 
@@ -408,7 +423,7 @@ impl Hook {
     #[must_use]
     pub fn ring_bytes(&self) -> usize {
         let shards: usize = self.shards.iter().map(|s| s.ring.data_bytes()).sum();
-        shards + self.life.data_bytes() + self.notices_bytes
+        shards + self.waits.as_ref().map_or(0, BpfRing::data_bytes) + self.life.data_bytes() + self.notices_bytes
     }
 
     /// Time and count of each attached program. All 0 unless `kernel.bpf_stats_enabled` is 1.
@@ -440,6 +455,9 @@ impl Hook {
 
 /// A ring that is fuller than this may have refused a record.
 const NEARLY_FULL: f32 = 0.9;
+
+/// What an item of a BPF ring buffer takes besides itself (`BPF_RINGBUF_HDR_SZ`).
+const ITEM_HEADER_BYTES: usize = 8;
 
 /// Flags of `bpf_map_update_elem`, include/uapi/linux/bpf.h.
 const BPF_ANY: u64 = 0;

@@ -1,6 +1,6 @@
 //! The rings of records, a ring for each CPU and one for records of life: items to events, gaps to losses.
 
-use exist_common::{CpuState, RECORD_BYTES, Record};
+use exist_common::{CpuState, RECORD_BYTES, Record, Wait};
 use exist_trace::{
     file::model::{Loss, LossKind},
     units::{Cpu, MonoNs},
@@ -15,6 +15,8 @@ pub enum Event {
     /// A record. Those of one CPU come in order of time, but for synthetic ones (`MOVED`, `START`, `END`), which carry
     /// the time of what they tell; `Fork`, `Exec`, `Exit` and attaches come apart from the switches.
     Record(Record),
+    /// A wait of a thread; those of one drain come in the order of their ends, nearly.
+    Wait(Wait),
     /// Records that are missing, placed between two that are not.
     Loss(Loss),
 }
@@ -108,6 +110,22 @@ pub fn other_losses(cpu: u32, told: &mut CpuState, now: &CpuState, from: MonoNs,
         let reason = "the ring of forks, execs and exits was full";
         losses.push(loss(LossKind::RingFull, life, reason));
     }
+    // Counted as records that are missing, but not among the switches.
+    let waits = now.waits_dropped - told.waits_dropped;
+    if waits != 0 {
+        let reason = "the ring of waits was full: larger rings (--ring-bytes) or --waits off mend it";
+        losses.push(loss(LossKind::WaitsLost, waits, reason));
+    }
+    let waiting = now.waiting_full - told.waiting_full;
+    if waiting != 0 {
+        let reason = "the map of waiting threads was full: waits of some are not in the trace";
+        losses.push(loss(LossKind::WaitsLost, waiting, reason));
+    }
+    let missed = now.waits_missed - told.waits_missed;
+    if missed != 0 {
+        let reason = "the kernel did not run the hook when a wait began or ended: it may keep tracing away from some of its tasks";
+        losses.push(loss(LossKind::WaitsLost, missed, reason));
+    }
     let targets = now.targets_full - told.targets_full;
     if targets != 0 {
         let reason = "the map of the target's cgroups was full: cgroups made below it are not followed";
@@ -124,5 +142,8 @@ pub fn other_losses(cpu: u32, told: &mut CpuState, now: &CpuState, from: MonoNs,
     told.life_dropped = now.life_dropped;
     told.notices_dropped = now.notices_dropped;
     told.targets_full = now.targets_full;
+    told.waits_missed = now.waits_missed;
+    told.waits_dropped = now.waits_dropped;
+    told.waiting_full = now.waiting_full;
     losses
 }

@@ -3,3 +3,4 @@
 pub mod utilization;
 
 pub mod report;
+pub mod waits;

@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 
 use crate::{
-    file::model::{ControlOp, Loss, Mapping, Record, SwitchOp, flags},
+    file::model::{ControlOp, Loss, Mapping, Record, SwitchOp, Wait, flags, holder},
     flow::state::TaskState,
 };
 
@@ -66,6 +66,65 @@ const fn why(f: u8) -> &'static str {
         "missed"
     } else {
         "switch"
+    }
+}
+
+/// A wait of a target thread.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WaitRow {
+    /// When it went out; CLOCK_MONOTONIC, nanoseconds, as all times here.
+    pub t_ns: u64,
+    /// When it was being woken; absent: it did not sleep, or nobody saw it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waking_ns: Option<u64>,
+    /// When it was runnable; absent: nobody saw it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runnable_ns: Option<u64>,
+    /// When it ran again.
+    pub run_ns: u64,
+    pub cpu: u16,
+    pub pid: u32,
+    pub tid: u32,
+    pub kind: &'static str,
+    /// Number of the system call; absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub syscall: Option<u16>,
+    /// Its first argument.
+    #[serde(serialize_with = "hex_or_none", skip_serializing_if = "Option::is_none")]
+    pub arg0: Option<u64>,
+    /// The thread that woke it, or was stopped by the interrupt that did; 0: the idle task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waker: Option<u32>,
+    /// The thread that had the CPU before it; 0: the idle task.
+    pub holder_tid: u32,
+    /// Whose that was: `idle`, `target`, `other`, `kernel`.
+    pub holder: &'static str,
+}
+
+impl From<&Wait> for WaitRow {
+    fn from(w: &Wait) -> Self {
+        let syscall = (w.syscall != Wait::NO_SYSCALL).then_some(w.syscall);
+        let seen = w.waking_ns != 0;
+        Self {
+            t_ns: w.off_ns,
+            waking_ns: (w.slept() && seen).then_some(w.waking_ns),
+            runnable_ns: (w.runnable_ns != 0).then_some(w.runnable_ns),
+            run_ns: w.run_ns,
+            cpu: w.cpu,
+            pid: w.pid,
+            tid: w.tid,
+            kind: w.kind().as_str(),
+            syscall,
+            arg0: syscall.map(|_| w.arg0),
+            waker: (w.slept() && seen).then_some(w.waker),
+            holder_tid: w.holder_tid,
+            holder: match w.holder {
+                holder::IDLE => "idle",
+                holder::TARGET => "target",
+                holder::KERNEL => "kernel",
+                _ => "other",
+            },
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     layout::{ChunkHeader, MAX_CPU_TEXT_BYTES, MAX_CPUS, MAX_JSON_BYTES, MAX_TABLE_BYTES, SECTION_BYTES, tag},
     model::{
         ClockPair, ControlKind, ControlOp, CpuCounters, CpuInfo, End, Generation, Header, ImageBytes, Loss, LossKind,
-        Mapping, NameChange, PtBytes, Record, ThreadStatus,
+        Mapping, NameChange, PtBytes, Record, ThreadStatus, Wait,
     },
     wire::{Get, Malformed},
 };
@@ -30,7 +30,7 @@ pub fn decode(chunk: &ChunkHeader, payload: &[u8], base: u64) -> Result<Generati
         );
         let section_at = sections.offset();
         let section = sections.take(u32::from_le_bytes(len) as usize)?;
-        if !matches!(tag, tag::RECORDS | tag::PT | tag::IMAGE) {
+        if !matches!(tag, tag::RECORDS | tag::WAITS | tag::PT | tag::IMAGE) {
             table_bytes += SECTION_BYTES + section.len();
             if table_bytes > MAX_TABLE_BYTES {
                 return Err(at.malformed("sections larger than they may be", table_bytes as u64));
@@ -115,6 +115,7 @@ fn decode_header(chunk: &ChunkHeader, mut get: Get) -> Result<Generation, Malfor
         mappings: Vec::new(),
         names: Vec::new(),
         records: Vec::new(),
+        waits: Vec::new(),
         counters: Vec::new(),
         losses: Vec::new(),
         ops: Vec::new(),
@@ -159,6 +160,7 @@ fn decode_section<'a>(
             })?;
         }
         tag::RECORDS if g.records.is_empty() => g.records = records(&mut get)?,
+        tag::WAITS if g.waits.is_empty() => g.waits = waits(&mut get)?,
         tag::COUNTERS if g.counters.is_empty() => {
             g.counters = get.list(4, |get| {
                 Ok(CpuCounters {
@@ -191,6 +193,7 @@ fn decode_section<'a>(
         | tag::MAPPINGS
         | tag::NAMES
         | tag::RECORDS
+        | tag::WAITS
         | tag::COUNTERS
         | tag::LOSSES
         | tag::OPS
@@ -223,6 +226,20 @@ fn records(get: &mut Get) -> Result<Vec<Record>, Malformed> {
         out.push(record);
     }
     Ok(out)
+}
+
+fn waits(get: &mut Get) -> Result<Vec<Wait>, Malformed> {
+    let at = *get;
+    let bytes = get.remainder();
+    let (waits, rest) = bytes.as_chunks::<{ exist_common::WAIT_BYTES }>();
+    let not_whole = || at.malformed("waits that are not whole, bytes", bytes.len() as u64);
+    if !rest.is_empty() {
+        return Err(not_whole());
+    }
+    waits
+        .iter()
+        .map(|bytes| Wait::from_bytes(bytes).map_err(|_| not_whole()))
+        .collect()
 }
 
 fn cpus(get: &mut Get, tables: &mut Tables) -> Result<Vec<CpuInfo>, Malformed> {
@@ -384,6 +401,7 @@ const fn loss_kind(number: u64) -> LossKind {
         12 => LossKind::Unaccounted,
         13 => LossKind::PtOverflow,
         14 => LossKind::PtDamaged,
+        15 => LossKind::WaitsLost,
         _ => LossKind::Other,
     }
 }

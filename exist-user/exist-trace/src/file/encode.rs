@@ -39,9 +39,10 @@ pub fn encode(generation: &Generation, out: &mut Vec<u8>) -> Result<(), TooLarge
         }
     };
     let raw = g.records.len() * exist_common::RECORD_BYTES
+        + g.waits.len() * exist_common::WAIT_BYTES
         + g.pt.iter().map(|p| p.bytes.len()).sum::<usize>()
         + g.images.iter().map(|i| i.bytes.len()).sum::<usize>();
-    limit("records, processor trace and images", raw, MAX_PAYLOAD_BYTES)?;
+    limit("records, waits, processor trace and images", raw, MAX_PAYLOAD_BYTES)?;
     limit("the node's CPUs", g.header.node.cpus.len(), MAX_CPUS)?;
     let cpu_text = g
         .header
@@ -73,6 +74,11 @@ pub fn encode(generation: &Generation, out: &mut Vec<u8>) -> Result<(), TooLarge
     if !g.records.is_empty() {
         section(out, tag::RECORDS, |out| {
             g.records.iter().for_each(|r| out.extend_from_slice(&r.to_bytes()))
+        });
+    }
+    if !g.waits.is_empty() {
+        section(out, tag::WAITS, |out| {
+            g.waits.iter().for_each(|w| out.extend_from_slice(&w.to_bytes()))
         });
     }
     for p in &g.pt {
@@ -302,6 +308,7 @@ const fn loss_number(kind: LossKind) -> u64 {
         LossKind::Unaccounted => 12,
         LossKind::PtOverflow => 13,
         LossKind::PtDamaged => 14,
+        LossKind::WaitsLost => 15,
     }
 }
 

@@ -39,6 +39,7 @@ pub mod tag {
     pub const MAPPINGS: [u8; 4] = *b"MAPS";
     pub const NAMES: [u8; 4] = *b"NAME";
     pub const RECORDS: [u8; 4] = *b"RECS";
+    pub const WAITS: [u8; 4] = *b"WAIT";
     pub const COUNTERS: [u8; 4] = *b"CNTR";
     pub const LOSSES: [u8; 4] = *b"LOSS";
     pub const OPS: [u8; 4] = *b"OPS ";

@@ -13,7 +13,7 @@ use crate::{
     session::Session,
     units::{Cpu, MonoNs, Pid, Tid},
 };
-pub use exist_common::{Op as SwitchOp, RECORD_BYTES, Record, flags};
+pub use exist_common::{Op as SwitchOp, RECORD_BYTES, Record, WAIT_BYTES, Wait, WaitKind, flags, holder};
 
 /// The longest span of time that a generation covers when something happens, and so the most that a cut file loses.
 pub const GENERATION_NS: u64 = 100_000_000;
@@ -197,6 +197,8 @@ pub enum LossKind {
     PtOverflow,
     /// Found by a decoder: bytes of the processor trace are no packets.
     PtDamaged,
+    /// Waits are missing: their ring, or the map of waiting threads, was full, or the kernel did not run the hook. Switch records are not.
+    WaitsLost,
     /// Written by a newer version that knows more kinds; the reason says which.
     Other,
 }
@@ -220,6 +222,7 @@ impl LossKind {
             Self::Unaccounted => "unaccounted",
             Self::PtOverflow => "pt_overflow",
             Self::PtDamaged => "pt_damaged",
+            Self::WaitsLost => "waits_lost",
             Self::Other => "other",
         }
     }
@@ -327,6 +330,8 @@ pub struct Generation {
     pub names: Vec<NameChange>,
     /// Sorted by time; equal times keep their CPU's order.
     pub records: Vec<Record>,
+    /// Waits that ended here, sorted by that; empty unless they were asked for.
+    pub waits: Vec<Wait>,
     pub counters: Vec<CpuCounters>,
     pub losses: Vec<Loss>,
     pub ops: Vec<ControlOp>,
@@ -349,6 +354,7 @@ impl Generation {
             mappings: Vec::new(),
             names: Vec::new(),
             records: Vec::new(),
+            waits: Vec::new(),
             counters: Vec::new(),
             losses: Vec::new(),
             ops: Vec::new(),

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::{
     model::{
         ClockPair, ControlOp, CpuCounters, End, Header, ImageBytes, Loss, Mapping, NameChange, Record, ThreadStatus,
+        Wait,
     },
     pieces::{Piece, Pieces},
     reader::ReadError,
@@ -25,6 +26,8 @@ pub struct Trace {
     /// Each mapping once.
     pub mappings: Vec<Mapping>,
     pub records: Vec<Record>,
+    /// Waits, where they were recorded.
+    pub waits: Vec<Wait>,
     /// The last reading of each CPU.
     pub counters: Vec<CpuCounters>,
     /// The recorder's and the reader's.
@@ -52,6 +55,7 @@ impl Trace {
             names: Vec::new(),
             mappings: Vec::new(),
             records: Vec::new(),
+            waits: Vec::new(),
             counters: Vec::new(),
             losses: Vec::new(),
             ops: Vec::new(),
@@ -80,6 +84,7 @@ impl Trace {
                     out.mappings
                         .extend(g.mappings.into_iter().filter(|m| seen.mappings.insert(m.clone())));
                     out.records.extend(g.records);
+                    out.waits.extend(g.waits);
                     counters.extend(g.counters.into_iter().map(|c| (c.cpu, c)));
                     out.ops.extend(g.ops);
                     out.images.extend(g.images);

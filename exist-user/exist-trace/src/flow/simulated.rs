@@ -27,6 +27,7 @@ fn flow(generation: &Generation) -> (Flow, Image) {
         threads: g.threads,
         names: g.names,
         mappings: g.mappings,
+        waits: Vec::new(),
         records: g.records,
         counters: g.counters,
         losses: g.losses,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::{
     file::model::{CpuInfo, Generation, Header, Mapping, Node, PtBytes, PtSettings, Record, ResolvedTarget, SwitchOp},
     pt::text::assemble,
-    session::{PtRequest, Session, Target},
+    session::{PtRequest, Session, Target, Waits},
     units::{ClockPair, Cpu, MonoNs, Pid, Tid, Tsc},
 };
 
@@ -302,6 +302,7 @@ fn generation(records: Vec<Record>, bytes: Vec<u8>, tscs: &[u64]) -> Generation 
             target: Target::Pid(100),
             period_ns: None,
             pt: PtRequest::default(),
+            waits: Waits::Off,
         },
         target: ResolvedTarget::default(),
         node,

@@ -6,7 +6,7 @@ use crate::{
         Gap, Generation, Piece,
         model::{Header, Loss, LossKind, NameChange, Node, Record, ResolvedTarget, SwitchOp, ThreadStatus, flags},
     },
-    session::{PtRequest, Session, Target},
+    session::{PtRequest, Session, Target, Waits},
     units::{Cpu, MonoNs, Pid, Tid},
 };
 
@@ -18,6 +18,7 @@ fn header() -> Header {
             target: Target::Pid(1),
             period_ns: None,
             pt: PtRequest::default(),
+            waits: Waits::Off,
         },
         target: ResolvedTarget::default(),
         node: Node::default(),
