@@ -85,8 +85,15 @@ impl Running {
             emit::write(self.cpu, room, [record]);
         }
         if target::judge(task, self.targets_epoch) {
+            // It may have come in before it was moved into the target.
+            let moved = self.moved_at(task);
+            let (at, why) = if moved > at {
+                (moved, flags::MOVED)
+            } else {
+                (at, flags::MISSED)
+            };
             let room = emit::reserve::<1>(self.cpu);
-            let record = self.comes_in(task, task.user_ip(), at, flags::MISSED);
+            let record = self.comes_in(task, task.user_ip(), at, why);
             emit::write(self.cpu, room, [record]);
             wait::came_in(self.cpu, task);
         }
