@@ -6,25 +6,13 @@ use std::{path::Path, process::Command};
 use anyhow::{Result, bail};
 
 use crate::{
-    bench::{self, Demands},
+    bench::{self, Demands, PeerFailed},
     fuzz, process, test, tidy,
 };
 
 /// What a measurement says of time is told, not judged: the machine is shared and its speed unknown. `bench truth` is among
 /// the tests (`live_truth`).
-const MEASUREMENTS: [(&str, Peers); 3] = [
-    ("hook", Peers::None),
-    ("perfetto", Peers::Needed),
-    ("overhead", Peers::Needed),
-];
-
-/// Whether a measurement needs other recorders and services. That one of them cannot be had, or does not record, is told: it
-/// is no fault of ours.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Peers {
-    None,
-    Needed,
-}
+const MEASUREMENTS: [&str; 3] = ["hook", "perfetto", "overhead"];
 
 /// Arguments of `cargo xtask ci`.
 #[derive(clap::Args)]
@@ -67,10 +55,11 @@ pub fn run(args: &Args) -> Result<()> {
     )?;
     tidy::run()?;
     test::run(args.hardware)?;
-    for (name, peers) in MEASUREMENTS {
+    for name in MEASUREMENTS {
         eprintln!("+ cargo xtask bench {name} --short");
         match bench::short(name, Demands::Told) {
-            Err(error) if peers == Peers::Needed => eprintln!("not measured: {error:#}"),
+            // No fault of ours. That exist does not record is one.
+            Err(error) if error.is::<PeerFailed>() => eprintln!("not measured: {error:#}"),
             done => done?,
         }
     }

@@ -29,6 +29,7 @@ use std::{fs, path::PathBuf};
 use anyhow::{Context, Result, bail};
 
 pub use row::{Report, Row};
+pub use tools::PeerFailed;
 
 use crate::process;
 
@@ -149,4 +150,23 @@ fn one(name: &str, options: &Options, demands: Demands) -> Result<()> {
         bail!("bench {name}: a demand is not met");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_s_failure_is_known_below_what_is_said_of_it() {
+        let told = |error: anyhow::Error| error.context("bench perfetto could not measure");
+        assert!(
+            told(
+                anyhow::anyhow!("not ready")
+                    .context("traced_probes")
+                    .context(PeerFailed)
+            )
+            .is::<PeerFailed>()
+        );
+        assert!(!told(anyhow::anyhow!("not ready").context("exist does not record")).is::<PeerFailed>());
+    }
 }

@@ -82,11 +82,21 @@ pub struct Recorded {
     pub out: PathBuf,
 }
 
+/// Stands in the chain of an error that is a peer's: it cannot be had, or does not record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerFailed;
+
+impl fmt::Display for PeerFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a peer failed")
+    }
+}
+
 impl Tools {
     /// Sets up what is missing, builds ours, fetches and starts what the peers need. Files go to `dir`.
     ///
     /// # Errors
-    /// Ours does not build; a peer cannot be had.
+    /// Ours does not build; a peer cannot be had ([`PeerFailed`]).
     pub fn new(dir: &Path) -> Result<Self> {
         let xtask = std::env::current_exe().context("failed to find this program")?;
         process::run(
@@ -95,14 +105,15 @@ impl Tools {
                 .stdout(std::io::stderr()),
         )?;
         mount_tracefs()?;
-        let perfetto = sid::Root::with("perfetto", &["perfetto", "libc6", "libstdc++6", "libgcc-s1", "zlib1g"])?;
+        let perfetto = sid::Root::with("perfetto", &["perfetto", "libc6", "libstdc++6", "libgcc-s1", "zlib1g"])
+            .context(PeerFailed)?;
         let mut tools = Self {
             dir: dir.to_owned(),
             exist: exist_binary()?,
             perfetto,
             daemons: None,
         };
-        tools.daemons = Some(tools.start_daemons()?);
+        tools.daemons = Some(tools.start_daemons().context(PeerFailed)?);
         Ok(tools)
     }
 
@@ -134,7 +145,7 @@ impl Tools {
     /// Starts a recording of `target`, and comes back when it is under way.
     ///
     /// # Errors
-    /// The tool ends early or does not get ready.
+    /// The tool ends early or does not get ready; [`PeerFailed`] if it is not ours.
     pub fn start(&self, tool: Tool, target: &Group) -> Result<Recording> {
         let name = tool.to_string().replace(' ', "-");
         let out = self.dir.join(format!("{name}.trace"));
@@ -151,7 +162,11 @@ impl Tools {
                 // One byte from --notify-fd: 0 when all data sources have started.
                 Tool::TracedProbes => running.stdout() == [0],
             })
-            .with_context(|| format!("{tool} does not record"))?;
+            .with_context(|| format!("{tool} does not record"))
+            .map_err(|error| match tool {
+                Tool::Exist => error,
+                _ => error.context(PeerFailed),
+            })?;
         thread::sleep(Duration::from_millis(100));
         Ok(Recording {
             tool,
