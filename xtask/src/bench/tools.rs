@@ -2,6 +2,7 @@
 //! measurement begins, and stopped by its process ID.
 
 use std::{
+    cell::RefCell,
     collections::BTreeSet,
     fmt, fs,
     path::{Path, PathBuf},
@@ -52,8 +53,13 @@ pub struct Tools {
     dir: PathBuf,
     exist: PathBuf,
     perfetto: sid::Root,
-    daemons: Option<Daemons>,
+    // `None` only while they are started anew.
+    daemons: RefCell<Option<Daemons>>,
 }
+
+/// How often a recording of a peer is begun with new daemons. `traced_probes` now and then does not get its data sources
+/// ready, most of all when another user of ftrace was killed just before.
+const ATTEMPTS: u32 = 3;
 
 #[derive(Debug)]
 struct Daemons {
@@ -107,26 +113,39 @@ impl Tools {
         mount_tracefs()?;
         let perfetto = sid::Root::with("perfetto", &["perfetto", "libc6", "libstdc++6", "libgcc-s1", "zlib1g"])
             .context(PeerFailed)?;
-        let mut tools = Self {
+        let tools = Self {
             dir: dir.to_owned(),
             exist: exist_binary()?,
             perfetto,
-            daemons: None,
+            daemons: RefCell::new(None),
         };
-        tools.daemons = Some(tools.start_daemons().context(PeerFailed)?);
+        tools.restart_daemons().context(PeerFailed)?;
         Ok(tools)
     }
 
+    fn restart_daemons(&self) -> Result<()> {
+        // The old ones end first.
+        self.daemons.take();
+        let daemons = self.start_daemons()?;
+        self.daemons.replace(Some(daemons));
+        Ok(())
+    }
+
     fn start_daemons(&self) -> Result<Daemons> {
+        let sockets = ["producer.sock", "consumer.sock"].map(|name| self.dir.join(name));
+        // Those of daemons that were killed would be taken for the new ones'.
+        sockets.iter().for_each(|socket| drop(fs::remove_file(socket)));
         let group = Group::new("perfetto-daemons")?;
-        let start = |program: &str| {
+        let start = |program: &str, arguments: &[&str]| {
             let name = format!("daemon-{}", program.rsplit('/').next().unwrap_or(program));
-            Running::start(&name, &self.perfetto_command(program), &group, &self.dir)
+            let mut command = self.perfetto_command(program);
+            command.args(arguments);
+            Running::start(&name, &command, &group, &self.dir)
         };
-        let mut traced = start("sbin/traced")?;
-        let sockets = [self.dir.join("producer.sock"), self.dir.join("consumer.sock")];
+        let mut traced = start("sbin/traced", &[])?;
         traced.wait_until(|_| sockets.iter().all(|socket| socket.exists()))?;
-        let mut probes = start("sbin/traced_probes")?;
+        // What a killed one left enabled in ftrace is in the way of the next.
+        let mut probes = start("sbin/traced_probes", &["--reset-ftrace"])?;
         probes.wait_until(|probes| probes.stderr().contains("Connected to the service"))?;
         Ok(Daemons {
             _running: [traced, probes],
@@ -147,6 +166,20 @@ impl Tools {
     /// # Errors
     /// The tool ends early or does not get ready; [`PeerFailed`] if it is not ours.
     pub fn start(&self, tool: Tool, target: &Group) -> Result<Recording> {
+        let mut attempt = 1;
+        loop {
+            match self.start_once(tool, target) {
+                Err(error) if tool == Tool::TracedProbes && attempt < ATTEMPTS => {
+                    eprintln!("{error:#}; once more, with new daemons ({attempt} of {ATTEMPTS})");
+                    self.restart_daemons().context(PeerFailed)?;
+                    attempt += 1;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn start_once(&self, tool: Tool, target: &Group) -> Result<Recording> {
         let name = tool.to_string().replace(' ', "-");
         let out = self.dir.join(format!("{name}.trace"));
         let _ = fs::remove_file(&out);
@@ -244,7 +277,7 @@ impl Tools {
     }
 
     fn daemons_cpu(&self, tool: Tool) -> Result<Duration> {
-        match (&self.daemons, tool) {
+        match (&*self.daemons.borrow(), tool) {
             (Some(daemons), Tool::TracedProbes) => daemons.group.cpu(),
             _ => Ok(Duration::ZERO),
         }
