@@ -12,7 +12,7 @@ use std::{
 use exist_trace::session::Target;
 use exist_user::{
     sys::{cgroupfs::Mounts, procfs::Process, roots::Roots},
-    target::{TargetError, resolve, sweep},
+    target::{Presence, TargetError, resolve, sweep},
 };
 
 /// Set for the copy of this test that is killed.
@@ -97,7 +97,7 @@ fn held_then_released_then_gone() {
     command.release().unwrap();
     until("the mark", || mark.exists());
     until("the second sleep", || resolved.roots[0].processes().unwrap().len() == 3);
-    assert!(resolved.populated().unwrap());
+    assert_eq!(resolved.presence().unwrap(), Presence::Populated);
     assert_eq!(resolved.command.as_mut().unwrap().child().try_wait().unwrap(), None);
 
     // A run that lives is not swept.

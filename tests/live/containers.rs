@@ -17,7 +17,7 @@ use exist_user::{
         procfs::Process,
         roots::Roots,
     },
-    target::{Resolved, TargetError, resolve},
+    target::{Presence, Resolved, TargetError, resolve},
 };
 
 /// Set in containers: this test program then is their program, with so many more threads.
@@ -48,7 +48,7 @@ fn check(container: &Container, wanted: &str) -> Resolved {
     }
     assert_ne!(resolved.roots[0].path(), Path::new("/"));
     assert!(resolved.roots[0].processes().unwrap().contains(&container.pid));
-    assert!(resolved.populated().unwrap());
+    assert_eq!(resolved.presence().unwrap(), Presence::Populated);
     resolved
 }
 
@@ -85,7 +85,7 @@ fn docker() {
     let short = docker.run(&[], &["/bin/sleep", "0.3"]);
     let held = container(&short.id).unwrap();
     assert_eq!(docker.wait(&short), 0);
-    assert!(!held.populated().unwrap());
+    assert_ne!(held.presence().unwrap(), Presence::Populated);
     let gone = container(&short.id).unwrap_err();
     assert!(matches!(gone, TargetError::NotFound { .. }), "{gone}");
 }
@@ -172,7 +172,7 @@ fn a_container_in_version_1_alone() {
     let by_pid = resolve(&Roots::default(), &Target::Pid(child.id())).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(!resolved.populated().unwrap());
+    assert_eq!(resolved.presence().unwrap(), Presence::Empty);
     std::fs::remove_dir(&dir).unwrap();
     std::fs::remove_dir(&parent).unwrap();
     assert!(!resolved.roots[0].exists());

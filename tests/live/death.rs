@@ -207,6 +207,48 @@ fn the_cgroup_is_removed() {
     assert_eq!(holds(&out).end.as_deref(), Some("target_exited"));
 }
 
+/// Between the end of one process and the start of the next a supervisor's cgroup is empty.
+#[test]
+fn the_target_is_empty_for_a_moment() {
+    let Some((cgroup, first)) = busy("moment") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("x.exist");
+    let mut recording = Recording::start(&out, &["--cgroup", &cgroup.name, "--for", "60s"]);
+    recording.wait_until_recording();
+    drop(first);
+    std::thread::sleep(Duration::from_millis(400));
+    let second = cgroup.start(BUSY, &[]);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(
+        recording.part().exists(),
+        "it ended while the target was empty for 400 ms"
+    );
+    recording.signal("-INT");
+    let (code, said) = recording.wait();
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(holds(&out).end.as_deref(), Some("interrupted"));
+    drop(second);
+}
+
+#[test]
+fn the_target_stays_empty() {
+    let Some((cgroup, target)) = busy("empty") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("x.exist");
+    let mut recording = Recording::start(&out, &["--cgroup", &cgroup.name, "--for", "60s"]);
+    recording.wait_until_recording();
+    drop(target);
+    let emptied = Instant::now();
+    let (code, said) = recording.wait();
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(holds(&out).end.as_deref(), Some("target_exited"));
+    assert!(
+        emptied.elapsed() > Duration::from_millis(900),
+        "{:?}",
+        emptied.elapsed()
+    );
+}
+
 #[test]
 fn the_disk_is_full() {
     let Some((cgroup, _target)) = busy("full") else { return };

@@ -13,6 +13,7 @@
 
 mod inputs;
 mod pace;
+mod presence;
 mod recorder;
 mod streams;
 mod tracers;

@@ -15,6 +15,7 @@ use super::{
     Input, Progress,
     inputs::Inputs,
     pace::Pace,
+    presence::Watch,
     streams::{Streams, op},
     tracers::Tracers,
     writer::FileWriter,
@@ -25,7 +26,7 @@ use crate::{
     control::{self, Command, Controller, EndReason, PeriodId},
     hook::{Notice, NoticeKind, Notices},
     sys::{clock, cpu, roots::Roots},
-    target::Resolved,
+    target::{Presence, Resolved},
 };
 
 /// The only period of a recording.
@@ -76,8 +77,7 @@ pub struct Recorder {
     paired_at: u64,
     looked_at: u64,
     counted_at: u64,
-    /// The target has had a process since the start.
-    was_populated: bool,
+    watch: Watch,
     /// When the hook ended; then only tracers and the disk are waited for.
     ended: Option<MonoNs>,
     finished: Option<EndReason>,
@@ -97,7 +97,7 @@ impl Recorder {
             paired_at: 0,
             looked_at: 0,
             counted_at: start.0,
-            was_populated: false,
+            watch: Watch::default(),
             ended: None,
             finished: None,
             full: Vec::new(),
@@ -348,14 +348,14 @@ impl Recorder {
 
     /// Looks at what gives no notice: whether the target still has a process, and which CPUs are online.
     fn look(&mut self, now: u64) -> anyhow::Result<()> {
-        let populated = match self.parts.target.only_pid {
-            Some(process) => process.lives(&self.parts.roots),
-            None => self.parts.target.populated().unwrap_or(true),
+        let presence = match self.parts.target.only_pid {
+            Some(process) if process.lives(&self.parts.roots) => Presence::Populated,
+            Some(_) => Presence::Gone,
+            None => self.parts.target.presence().unwrap_or(Presence::Populated),
         };
-        if self.was_populated && !populated {
+        if self.watch.has_ended(MonoNs(now), presence) {
             self.step(control::Input::TargetExited { period: PERIOD })?;
         }
-        self.was_populated |= populated;
         let online = cpu::online(Path::new("/sys")).unwrap_or_default();
         if online.is_empty() {
             return Ok(());

@@ -45,6 +45,17 @@ pub struct Resolved {
     pub only_pid: Option<OnlyProcess>,
 }
 
+/// What a look at the target finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// A process is in it.
+    Populated,
+    /// No process is in it: the next one may come.
+    Empty,
+    /// All its cgroups were removed, or the process that it is has ended: none can come.
+    Gone,
+}
+
 impl Resolved {
     /// For the file's header.
     #[must_use]
@@ -69,19 +80,21 @@ impl Resolved {
         ids
     }
 
-    /// Whether a process is in the target still. A removed cgroup holds none.
+    /// Whether a process is in the target still.
     ///
     /// # Errors
     /// As the kernel gives them when a cgroup cannot be read.
-    pub fn populated(&self) -> io::Result<bool> {
+    pub fn presence(&self) -> io::Result<Presence> {
+        let mut presence = Presence::Gone;
         for root in &self.roots {
             match root.populated() {
-                Ok(true) => return Ok(true),
-                Err(e) if !is_gone(&e) => return Err(e),
-                _ => {}
+                Ok(true) => return Ok(Presence::Populated),
+                Ok(false) => presence = Presence::Empty,
+                Err(e) if is_gone(&e) => {}
+                Err(e) => return Err(e),
             }
         }
-        Ok(false)
+        Ok(presence)
     }
 }
 

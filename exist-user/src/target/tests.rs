@@ -341,10 +341,10 @@ fn a_process_alone() {
 fn a_target_empties() {
     let node = Node::new(Kind::V2, &ids("docker/<A>/x 5"));
     let got = node.resolve(&container("<A>")).unwrap();
-    assert!(got.populated().unwrap());
+    assert_eq!(got.presence().unwrap(), Presence::Populated);
     node.file("cg/docker/<A>/x/cgroup.procs", "");
-    assert!(!got.populated().unwrap());
+    assert_eq!(got.presence().unwrap(), Presence::Empty);
     fs::remove_dir_all(node.dir.path().join(ids("cg/docker/<A>"))).unwrap();
-    assert!(!got.populated().unwrap());
+    assert_eq!(got.presence().unwrap(), Presence::Gone);
     assert!(got.cgroup_ids().is_empty());
 }
