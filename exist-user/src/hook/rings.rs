@@ -93,57 +93,75 @@ impl Shard {
     }
 }
 
-/// Losses that belong to no ring of switches: records of life, cgroups that did not fit, notices. `told` is what was told before.
+/// A counter of the hook that belongs to no ring of switches, and what its rising means.
+struct Counter {
+    count: fn(&CpuState) -> u64,
+    kind: LossKind,
+    /// Whether each one counted is a record that is missing.
+    is_records: bool,
+    reason: &'static str,
+}
+
+const COUNTERS: [Counter; 6] = [
+    Counter {
+        count: |cpu| cpu.life_dropped,
+        kind: LossKind::RingFull,
+        is_records: true,
+        reason: "the ring of forks, execs and exits was full",
+    },
+    Counter {
+        count: |cpu| cpu.waits_dropped,
+        kind: LossKind::WaitsLost,
+        is_records: true,
+        reason: "the ring of waits was full: larger rings (--ring-bytes) or --waits off mend it",
+    },
+    Counter {
+        count: |cpu| cpu.waiting_full,
+        kind: LossKind::WaitsLost,
+        is_records: true,
+        reason: "the map of waiting threads was full: waits of some are not in the trace",
+    },
+    Counter {
+        count: |cpu| cpu.waits_missed,
+        kind: LossKind::WaitsLost,
+        is_records: true,
+        reason: "the kernel did not run the hook when a wait began or ended: it may keep tracing away from some of its tasks",
+    },
+    Counter {
+        count: |cpu| cpu.targets_full,
+        kind: LossKind::MapFull,
+        is_records: true,
+        reason: "the map of the target's cgroups was full: cgroups made below it are not followed",
+    },
+    Counter {
+        count: |cpu| cpu.notices_dropped,
+        kind: LossKind::Other,
+        is_records: false,
+        reason: "the ring of notices was full: the target may have come to CPUs that are not traced",
+    },
+];
+
+/// Losses that belong to no ring of switches: records of life, waits, cgroups that did not fit, notices. `told` is what was
+/// told before.
 pub fn other_losses(cpu: u32, told: &mut CpuState, now: &CpuState, from: MonoNs, to: MonoNs) -> Vec<Loss> {
-    let loss = |kind, records, reason: &str| Loss {
-        from,
-        to,
-        cpu: Some(Cpu(cpu)),
-        kind,
-        records,
-        bytes: 0,
-        reason: reason.to_owned(),
-    };
-    let mut losses = Vec::new();
-    let life = now.life_dropped - told.life_dropped;
-    if life != 0 {
-        let reason = "the ring of forks, execs and exits was full";
-        losses.push(loss(LossKind::RingFull, life, reason));
-    }
-    // Counted as records that are missing, but not among the switches.
-    let waits = now.waits_dropped - told.waits_dropped;
-    if waits != 0 {
-        let reason = "the ring of waits was full: larger rings (--ring-bytes) or --waits off mend it";
-        losses.push(loss(LossKind::WaitsLost, waits, reason));
-    }
-    let waiting = now.waiting_full - told.waiting_full;
-    if waiting != 0 {
-        let reason = "the map of waiting threads was full: waits of some are not in the trace";
-        losses.push(loss(LossKind::WaitsLost, waiting, reason));
-    }
-    let missed = now.waits_missed - told.waits_missed;
-    if missed != 0 {
-        let reason = "the kernel did not run the hook when a wait began or ended: it may keep tracing away from some of its tasks";
-        losses.push(loss(LossKind::WaitsLost, missed, reason));
-    }
-    let targets = now.targets_full - told.targets_full;
-    if targets != 0 {
-        let reason = "the map of the target's cgroups was full: cgroups made below it are not followed";
-        losses.push(loss(LossKind::MapFull, targets, reason));
-    }
-    let notices = now.notices_dropped - told.notices_dropped;
-    if notices != 0 {
-        // No record is missing for it.
-        losses.push(Loss {
-            reason: format!("the ring of notices was full, {notices} were dropped: the target may have come to CPUs that are not traced"),
-            ..loss(LossKind::Other, 0, "")
-        });
-    }
-    told.life_dropped = now.life_dropped;
-    told.notices_dropped = now.notices_dropped;
-    told.targets_full = now.targets_full;
-    told.waits_missed = now.waits_missed;
-    told.waits_dropped = now.waits_dropped;
-    told.waiting_full = now.waiting_full;
+    let losses = COUNTERS
+        .iter()
+        .filter_map(|counter| {
+            let rise = (counter.count)(now) - (counter.count)(told);
+            (rise != 0).then(|| Loss {
+                from,
+                to,
+                cpu: Some(Cpu(cpu)),
+                kind: counter.kind,
+                records: if counter.is_records { rise } else { 0 },
+                bytes: 0,
+                reason: match counter.is_records {
+                    true => counter.reason.to_owned(),
+                    false => format!("{} ({rise} dropped)", counter.reason),
+                },
+            })
+        })
+        .collect();
+    *told = *now;
     losses
 }
