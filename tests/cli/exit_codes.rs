@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use exist_trace::file::{Reader, Writer};
+use exist_trace::file::{Generation, Reader, Writer, model::PtSettings};
 
 use super::{TRACE, exist, recording};
 
@@ -108,13 +108,61 @@ fn a_reader_that_has_what_it_wants_is_no_failure() {
 
 /// The golden trace as it would be if nothing had been lost.
 fn without_losses() -> Vec<u8> {
+    golden(|generation| generation.losses.clear())
+}
+
+/// The golden trace with a change.
+fn golden(change: impl Fn(&mut Generation)) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new());
     for generation in Reader::new(&fs::read(TRACE).unwrap()) {
         let mut generation = generation.unwrap();
-        generation.losses.clear();
+        change(&mut generation);
         writer.write(&generation).unwrap();
     }
     writer.into_inner()
+}
+
+/// Packets cannot be placed in time then; the switches can.
+#[test]
+fn processor_trace_without_clocks_leaves_the_switches() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.exist");
+    let file = path.to_str().unwrap();
+    let pt = PtSettings::default();
+    fs::write(
+        &path,
+        golden(|generation| {
+            generation.header.pt = Ok(pt.clone());
+            generation.clock_pairs.clear();
+        }),
+    )
+    .unwrap();
+    let report = exist(&["report", file]);
+    assert_eq!(report.code, 0, "{report:?}");
+    assert!(
+        report
+            .out
+            .contains("functions: the trace holds no readings of both clocks"),
+        "{report:?}"
+    );
+    let threads = |out: &str| serde_json::from_str::<serde_json::Value>(out).unwrap()["threads"].clone();
+    assert_eq!(
+        threads(&exist(&["report", "--json", file]).out),
+        threads(&exist(&["report", "--json", TRACE]).out)
+    );
+
+    let out = folder.path().join("out");
+    let export = exist(&["export", file, "--to", "perfetto", "-o", out.to_str().unwrap()]);
+    assert_eq!(export.code, 0, "{export:?}");
+    assert!(export.err.contains("calls are left out: "), "{export:?}");
+    assert!(fs::metadata(&out).unwrap().len() > 0);
+
+    // What is asked for here is all that is missing.
+    let spans = exist(&["dump", file, "spans"]);
+    assert!(
+        spans.code == 1 && spans.err.contains("no readings of both clocks"),
+        "{spans:?}"
+    );
 }
 
 /// Set for the copy of this test that is recorded.

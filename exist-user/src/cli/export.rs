@@ -13,7 +13,12 @@ use exist_trace::{
     image::Symbols,
 };
 
-use super::{Outcome, code::Roots, flow::Decoded, pieces, read};
+use super::{
+    Outcome,
+    code::Roots,
+    flow::{Decoded, NO_CLOCKS},
+    pieces, read,
+};
 use crate::spool::PartFile;
 
 /// Write a trace in another format
@@ -49,13 +54,16 @@ impl Export {
         let data = read(&self.file)?;
         let pieces = pieces(&data, &self.file)?;
         let decoded = match pieces.header().pt {
-            Ok(_) => Some(Decoded::new(
-                &data,
-                &self.file,
-                &Roots {
+            Ok(_) => {
+                let roots = Roots {
                     root: self.root.clone(),
-                },
-            )?),
+                };
+                let decoded = Decoded::if_aligned(&data, &self.file, &roots)?;
+                if decoded.is_none() {
+                    eprintln!("exist: calls are left out: {NO_CLOCKS}");
+                }
+                decoded
+            }
             Err(_) => None,
         };
         self.write(pieces, decoded.as_ref()).with_context(|| {

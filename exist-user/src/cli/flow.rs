@@ -46,14 +46,22 @@ fn trace(data: &[u8], path: &Path) -> anyhow::Result<Trace> {
     Ok(trace)
 }
 
+/// Why a file that holds a processor trace can show no calls.
+pub const NO_CLOCKS: &str =
+    "the trace holds no readings of both clocks, so switches and packets cannot be put together";
+
 impl Decoded {
     /// Decodes a whole file; code comes from `roots`.
     pub fn new(data: &[u8], path: &Path, roots: &Roots) -> anyhow::Result<Self> {
+        Self::if_aligned(data, path, roots)?.context(NO_CLOCKS)
+    }
+
+    /// For what can be shown without calls. `None`: [`NO_CLOCKS`].
+    pub fn if_aligned(data: &[u8], path: &Path, roots: &Roots) -> anyhow::Result<Option<Self>> {
         let trace = trace(data, path)?;
         let image = Image::new(&trace, |mapping| roots.load(mapping));
-        let flow = Flow::new(&trace, streams(data), &image)
-            .context("the trace holds no readings of both clocks, so switches and packets cannot be put together")?;
-        Ok(Self { trace, image, flow })
+        let flow = Flow::new(&trace, streams(data), &image);
+        Ok(flow.map(|flow| Self { trace, image, flow }))
     }
 }
 

@@ -21,7 +21,7 @@ use serde::Serialize;
 use super::{
     Outcome, Strictness,
     code::Roots,
-    flow::{self, CoverageRow, Decoded},
+    flow::{self, CoverageRow, Decoded, NO_CLOCKS},
     pieces, read,
     text::{self, Align, Table},
     utilization,
@@ -78,10 +78,15 @@ impl Report {
             let roots = Roots {
                 root: self.root.clone(),
             };
-            let decoded = Decoded::new(&data, &self.file, &roots)?;
-            answer.losses.extend(decoded.flow.losses().iter().map(LossRow::from));
-            answer.losses.sort_by_key(|l| l.t_ns);
-            Some(flow::functions(&decoded))
+            let decoded = Decoded::if_aligned(&data, &self.file, &roots)?;
+            match &decoded {
+                Some(decoded) => {
+                    answer.losses.extend(decoded.flow.losses().iter().map(LossRow::from));
+                    answer.losses.sort_by_key(|l| l.t_ns);
+                }
+                None => answer.lacks.push(format!("functions: {NO_CLOCKS}")),
+            }
+            decoded.as_ref().map(flow::functions)
         } else {
             None
         };
