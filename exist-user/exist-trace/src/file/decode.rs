@@ -106,22 +106,8 @@ fn decode_header(chunk: &ChunkHeader, mut get: Get) -> Result<Generation, Malfor
         return Err(at.malformed("header of another recording", header.recording_id));
     }
     Ok(Generation {
-        header,
-        number: chunk.number,
-        start: chunk.start,
-        end: chunk.end,
-        clock_pairs: Vec::new(),
-        threads: Vec::new(),
-        mappings: Vec::new(),
-        names: Vec::new(),
-        records: Vec::new(),
-        waits: Vec::new(),
-        counters: Vec::new(),
-        losses: Vec::new(),
-        ops: Vec::new(),
-        pt: Vec::new(),
-        images: Vec::new(),
         end_of_recording,
+        ..Generation::empty(header, chunk.number, chunk.start, chunk.end)
     })
 }
 
