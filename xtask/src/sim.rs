@@ -1,10 +1,14 @@
 //! `cargo xtask sim`: what is decided without hardware, tried without hardware.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use crate::process;
+use crate::{build_ebpf, process};
 
 /// `cargo xtask sim plan`.
 #[derive(clap::Args, Debug)]
@@ -19,15 +23,29 @@ enum What {
     Plan {
         /// Traces of `exist record`, half a second long at least
         files: Vec<PathBuf>,
+        /// Record three loads on this machine first (needs root): a service, a compressor, processes that come and go
+        #[arg(long)]
+        record: bool,
     },
 }
+
+/// Loads of this machine, as shell commands; `{service}` is the demo's service.
+const LOADS: [(&str, &str); 3] = [
+    ("service", "exec {service} 4"),
+    ("compressor", "head -c 1G /dev/urandom | xz -1 -T4 > /dev/null"),
+    (
+        "processes",
+        "for i in 1 2 3 4; do while :; do sha256sum /proc/kallsyms > /dev/null; sleep 0.00$i; done & done; sleep 4",
+    ),
+];
 
 /// Runs `cargo xtask sim`.
 ///
 /// # Errors
 /// When a demand is not met, or a trace cannot be read.
 pub fn run(args: &Args) -> Result<()> {
-    let What::Plan { files } = &args.what;
+    let What::Plan { files, record } = &args.what;
+    let recorded = if *record { record_loads()? } else { Vec::new() };
     let example = [
         "run",
         "--quiet",
@@ -38,5 +56,40 @@ pub fn run(args: &Args) -> Result<()> {
         "plan-sim",
         "--",
     ];
-    process::run(Command::new("cargo").args(example).args(files))
+    process::run(Command::new("cargo").args(example).args(recorded).args(files))
+}
+
+/// Records the loads of this machine, three seconds each.
+fn record_loads() -> Result<Vec<PathBuf>> {
+    build_ebpf::run()?;
+    let root = process::workspace();
+    process::run(
+        Command::new("cargo")
+            .args([
+                "build",
+                "--release",
+                "--locked",
+                "--package",
+                "exist-user",
+                "--bin",
+                "exist",
+            ])
+            .args(["--package", "xtask", "--bin", "demo-service"])
+            .current_dir(&root),
+    )?;
+    let out = root.join("target/sim");
+    fs::create_dir_all(&out).with_context(|| format!("failed to create {}", out.display()))?;
+    LOADS.iter().map(|load| record_load(&root, &out, load)).collect()
+}
+
+fn record_load(root: &Path, out: &Path, (name, shell): &(&str, &str)) -> Result<PathBuf> {
+    let trace = out.join(format!("{name}.exist"));
+    let service = root.join("target/release/demo-service").display().to_string();
+    process::run(
+        Command::new(root.join("target/release/exist"))
+            .args(["record", "--pt", "off", "--for", "3s", "-o"])
+            .arg(&trace)
+            .args(["--", "sh", "-c", &shell.replace("{service}", &service)]),
+    )?;
+    Ok(trace)
 }

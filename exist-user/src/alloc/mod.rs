@@ -3,10 +3,11 @@
 //! Takes: what was asked, what the machine has. Gives: a [`Plan`], the same for the same input. Refuses: a budget too
 //! small for the CPUs, CPUs that do not exist.
 //!
-//! Every CPU of a [`Plan`] gets the same. [`solve()`] gives the best sizes for what a look-back has shown ([`Objective`]);
+//! Every CPU of a [`Plan`] gets the same. [`solve()`] gives the best sizes for what a look-back lets expect ([`forecast()`]);
 //! recordings do not use it yet, only `cargo xtask sim plan` does.
 
 mod cpus;
+mod forecast;
 mod locked;
 mod solve;
 mod usage;
@@ -15,9 +16,10 @@ use exist_trace::units::Cpu;
 use thiserror::Error;
 
 pub use cpus::{CpuSets, choose};
+pub use forecast::forecast;
 pub use locked::LockedMemory;
 pub use solve::{Bounds, solve};
-pub use usage::{CpuUsage, Objective, RECENCY, UNSEEN, Use};
+pub use usage::{CpuUsage, Objective, Sample, Use};
 
 /// A CPU's buffer when nothing is asked.
 pub const DEFAULT_BUFFER_BYTES: u64 = 16 << 20;

@@ -76,7 +76,10 @@ mod tests {
     use exist_trace::units::Cpu;
 
     use super::{
-        super::usage::{CpuUsage, UNSEEN, Use},
+        super::{
+            forecast,
+            usage::{CpuUsage, Use},
+        },
         *,
     };
 
@@ -127,7 +130,10 @@ mod tests {
                         .collect(),
                 })
                 .collect();
-            let objective = Objective::new(&usage, if case % 2 == 0 { UNSEEN } else { 0.0 });
+            let objective = match case % 2 {
+                0 => forecast(&usage),
+                _ => Objective::exact(&usage),
+            };
             let budget = (random.next() * 100.0) as u64;
             let buffers = solve(&objective, budget, bounds);
             let best = brute_force(&objective, budget, &[0, 4, 8, 16, 32], &mut Vec::new());
@@ -152,14 +158,17 @@ mod tests {
             .zip(0..)
             .map(|(&(on_cpu_ns, mib), cpu)| CpuUsage {
                 cpu: Cpu(cpu),
-                slots: vec![Use {
-                    bytes: mib * 1048576.0,
-                    on_cpu_ns,
-                }],
+                slots: vec![
+                    Use {
+                        bytes: mib * 1048576.0,
+                        on_cpu_ns,
+                    };
+                    8
+                ],
             })
             .collect();
         let mib = |budget: u64| -> Vec<u64> {
-            let objective = Objective::new(&usage, UNSEEN);
+            let objective = forecast(&usage);
             solve(&objective, budget << 20, Bounds::default())
                 .iter()
                 .map(|b| b >> 20)
@@ -169,19 +178,13 @@ mod tests {
         assert_eq!(mib(64), [64, 0, 0]);
         assert_eq!(mib(128), [64, 0, 64]);
         // More than the known ones need: the CPU that may turn up gets the rest.
-        assert_eq!(mib(192), [64, 64, 64]);
-        assert_eq!(mib(4096), [64, 64, 64]);
+        let [a, unseen, b] = mib(192)[..] else { panic!() };
+        assert!(a >= 64 && b >= 64 && unseen > 0, "{a} {unseen} {b}");
     }
 
     #[test]
     fn odd_bounds_do_no_harm() {
-        let objective = Objective::new(
-            &[CpuUsage {
-                cpu: Cpu(0),
-                slots: vec![],
-            }],
-            UNSEEN,
-        );
+        let objective = Objective::new(vec![(Cpu(0), vec![])]);
         for (least, most) in [(0, 0), (1, u64::MAX), (u64::MAX, u64::MAX), (8, 4), (3, 5)] {
             for budget in [0, 1, 7, 1 << 40, u64::MAX] {
                 let bounds = Bounds {
@@ -191,6 +194,6 @@ mod tests {
                 assert!(solve(&objective, budget, bounds)[0] <= budget);
             }
         }
-        assert!(solve(&Objective::new(&[], UNSEEN), 1 << 30, Bounds::default()).is_empty());
+        assert!(solve(&Objective::new(vec![]), 1 << 30, Bounds::default()).is_empty());
     }
 }

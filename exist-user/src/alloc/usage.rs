@@ -1,28 +1,21 @@
 //! How much a buffer on a CPU is worth: the objective that [`super::solve()`] makes greatest.
 //!
-//! A look-back is cut into slots. In slot *s* the targets ran for `t(i,s)` on CPU *i*, each target's time multiplied with
-//! its weight, and that CPU's trace would have taken `n(i,s)` bytes in a period. A buffer of *b* bytes holds the first
-//! `min(1, b / n(i,s))` of it: the trace stops when the buffer is full, and it holds the packets of whoever runs there. A
-//! slot is a sample of what the period will be, the later ones more than the earlier (`p(s)` falls by [`RECENCY`]), so
+//! What a period will bring to CPU *i* is a few samples: with probability `p(i,s)` the targets run there for `t(i,s)`, each
+//! target's time multiplied with its weight, and the CPU's trace takes `n(i,s)` bytes. A buffer of *b* bytes holds the first
+//! `min(1, b / n(i,s))` of it: the trace stops when the buffer is full, and it holds the packets of whoever runs there. So
 //!
 //! ```text
-//!   value(i, b) = Σs p(s) · t(i,s) · min(1, b / n(i,s))  /  Σs,i p(s) · t(i,s)
+//!   value(i, b) = Σs p(i,s) · t(i,s) · min(1, b / n(i,s))  /  Σi,s p(i,s) · t(i,s)
 //! ```
-//! and the sum over the CPUs is the expected share of the targets' on-CPU time that fits. One more sample, which weighs as
-//! [`UNSEEN`] slots, has every CPU alike: what the target would do on a CPU to which it has not come yet. This is the reserve
-//! for such a CPU, and it shrinks as the look-back grows. CPUs that the target may not use are left out. The published
-//! system (EXIST, ASPLOS 2025) does not give its formula; this one is ours.
+//! and the sum over the CPUs is the expected share of the targets' on-CPU time that fits. The samples come from a look-back
+//! ([`super::forecast()`]). The published system (EXIST, ASPLOS 2025) does not give its formula; this one is ours.
 
 use exist_trace::units::Cpu;
 
-/// How many slots the sample of a CPU that was not seen weighs.
-pub const UNSEEN: f64 = 0.25;
-/// How much less each slot weighs than the one after it: threads stay where they are for a while.
-pub const RECENCY: f64 = 0.35;
 /// What a CPU's trace takes when nothing is known: more than the largest buffer.
 const UNKNOWN_BYTES: f64 = (1_u64 << 40) as f64;
 
-/// One CPU in one slot of the look-back, scaled to the period.
+/// What one CPU does in a period, or in a slot of a look-back scaled to a period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Use {
     /// What its trace takes in a period, bytes: of everybody who runs there.
@@ -36,6 +29,14 @@ pub struct Use {
 pub struct CpuUsage {
     pub cpu: Cpu,
     pub slots: Vec<Use>,
+}
+
+/// One of the things that a period may bring to a CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// How likely, or any weight that has the same meaning for all samples of an objective.
+    pub weight: f64,
+    pub of: Use,
 }
 
 /// The worth of a buffer on each CPU.
@@ -52,44 +53,34 @@ struct Samples {
 }
 
 impl Objective {
-    /// From a look-back; with `unseen` slots' weight for what was not seen ([`UNSEEN`]; 0: the slots are all there is).
-    /// Samples that are no finite, positive numbers count as nothing.
+    /// From samples of each CPU. Those that are no finite, positive numbers count as nothing; without any other, each byte on
+    /// any CPU is worth the same.
     #[must_use]
-    pub fn new(usage: &[CpuUsage], unseen: f64) -> Self {
-        let good = |x: f64| if x.is_finite() && x > 0.0 { x } else { 0.0 };
-        let slots = usage.iter().map(|cpu| cpu.slots.len()).max().unwrap_or(0);
-        let age = |slot: usize| i32::try_from(slots - 1 - slot).unwrap_or(i32::MAX);
-        let weights: Vec<f64> = (0..slots).map(|slot| RECENCY.powi(age(slot))).collect();
-        // Each sample's time, weighted, and its bytes.
-        let samples = |cpu: &CpuUsage| -> Vec<(f64, f64)> {
-            let slots = weights.iter().zip(&cpu.slots);
-            slots
-                .map(|(w, slot)| (w * good(slot.on_cpu_ns), good(slot.bytes)))
-                .filter(|(time, _)| *time > 0.0)
-                .collect()
+    pub fn new(cpus: Vec<(Cpu, Vec<Sample>)>) -> Self {
+        let time = |s: &Sample| positive(s.weight) * positive(s.of.on_cpu_ns);
+        let total: f64 = cpus.iter().flat_map(|(_, samples)| samples).map(time).sum();
+        let alike = 1.0 / cpus.len().max(1) as f64;
+        let of = |(cpu, samples): (Cpu, Vec<Sample>)| Samples {
+            cpu,
+            samples: match total > 0.0 {
+                false => vec![(alike, UNKNOWN_BYTES)],
+                true => samples
+                    .iter()
+                    .map(|s| (time(s) / total, positive(s.of.bytes)))
+                    .filter(|(share, _)| *share > 0.0)
+                    .collect(),
+            },
         };
-        let known: Vec<Vec<(f64, f64)>> = usage.iter().map(samples).collect();
-        let time: f64 = known.iter().flatten().map(|(time, _)| time).sum();
-        let whole: f64 = weights.iter().sum();
-        // What a CPU that was not seen would take: as the used ones. Nothing is known: each byte is worth the same.
-        let (unseen_time, total, bytes) = if time > 0.0 {
-            let bytes = known.iter().flatten().map(|(time, bytes)| time * bytes).sum::<f64>() / time;
-            let unseen_time = time * unseen / whole;
-            (unseen_time, time + unseen_time, bytes)
-        } else {
-            (1.0, 1.0, UNKNOWN_BYTES)
-        };
-        let alike = (unseen_time / usage.len().max(1) as f64, bytes);
-        let cpus = usage.iter().zip(known).map(|(cpu, known)| Samples {
-            cpu: cpu.cpu,
-            samples: known
-                .into_iter()
-                .chain([alike])
-                .map(|(time, bytes)| (time / total, bytes))
-                .filter(|(share, _)| *share > 0.0)
-                .collect(),
-        });
-        Self { cpus: cpus.collect() }
+        Self {
+            cpus: cpus.into_iter().map(of).collect(),
+        }
+    }
+
+    /// From slots that are all there is, each as likely as the others: hindsight.
+    #[must_use]
+    pub fn exact(usage: &[CpuUsage]) -> Self {
+        let samples = |cpu: &CpuUsage| cpu.slots.iter().map(|&of| Sample { weight: 1.0, of }).collect();
+        Self::new(usage.iter().map(|cpu| (cpu.cpu, samples(cpu))).collect())
     }
 
     /// The CPUs, in the order of the look-back.
@@ -125,6 +116,11 @@ impl Objective {
     }
 }
 
+/// A finite, positive number, or 0.
+pub(super) fn positive(x: f64) -> f64 {
+    if x.is_finite() && x > 0.0 { x } else { 0.0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,25 +141,19 @@ mod tests {
     #[test]
     fn a_buffer_is_worth_the_share_of_time_that_fits() {
         let usage = usage(&[&[(30.0, 100.0), (10.0, 0.0)], &[(0.0, 50.0), (60.0, 200.0)]]);
-        let objective = Objective::new(&usage, 0.0);
+        let objective = Objective::exact(&usage);
         let close = |got: f64, expect: f64| assert!((got - expect).abs() < 1e-12, "{got} is not {expect}");
-        let all = 30.0 * RECENCY + 10.0 + 60.0;
-        close(objective.value(0, 50), (30.0 * RECENCY * 0.5 + 10.0) / all);
-        close(objective.value(0, 1000), (30.0 * RECENCY + 10.0) / all);
-        close(objective.value(1, 50), 60.0 * 0.25 / all);
+        close(objective.value(0, 50), (30.0 * 0.5 + 10.0) / 100.0);
+        close(objective.value(0, 1000), 0.4);
+        close(objective.value(1, 50), 60.0 * 0.25 / 100.0);
         close(objective.total(&[1000, 1000]), 1.0);
         close(objective.total(&[0, 0]), 0.0);
-        // A CPU that was never used has some worth, and all of it is still 1.
-        let usage = self::usage(&[&[(30.0, 100.0)], &[(0.0, 0.0)]]);
-        let objective = Objective::new(&usage, UNSEEN);
-        close(objective.value(1, 100), 0.25 / 1.25 / 2.0);
-        close(objective.total(&[100, 100]), 1.0);
     }
 
     #[test]
     fn nothing_known_and_nonsense_make_every_cpu_alike() {
         for slots in [&[][..], &[(0.0, 0.0)], &[(f64::NAN, f64::INFINITY)], &[(-1.0, 5.0)]] {
-            let objective = Objective::new(&usage(&[slots, slots]), UNSEEN);
+            let objective = Objective::exact(&usage(&[slots, slots]));
             let (a, b) = (objective.value(0, 4096), objective.value(1, 4096));
             assert!(
                 a == b && a > 0.0 && a.is_finite() && objective.value(0, 8192) > a,

@@ -3,6 +3,7 @@
 //! Results go to standard output, everything else to standard error.
 
 mod code;
+mod culprit;
 mod doctor;
 mod dump;
 mod export;
@@ -45,6 +46,7 @@ enum Command {
     Record(Box<record::Record>),
     Report(report::Report),
     Dump(dump::Dump),
+    Culprit(culprit::Culprit),
     Export(export::Export),
     Spool(spool::Spool),
     Completions(page::Completions),
@@ -146,6 +148,7 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         Command::Record(record) => record.run(),
         Command::Report(report) => report.run(out),
         Command::Dump(dump) => dump.run(out),
+        Command::Culprit(culprit) => culprit.run(out),
         Command::Export(export) => export.run(),
         Command::Spool(spool) => spool.run(out),
         Command::Completions(completions) => completions.run(&mut Cli::command(), out),

@@ -2,5 +2,6 @@
 
 pub mod utilization;
 
+pub mod culprit;
 pub mod report;
 pub mod waits;

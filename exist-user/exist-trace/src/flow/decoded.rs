@@ -15,7 +15,7 @@ use crate::{
         Trace,
         model::{Record, SwitchOp},
     },
-    image::{Image, Place, Symbols},
+    image::{Function, Image, Place, Symbols},
     pt::{Errata, TimeSettings},
     units::{ClockMap, Cpu, MonoNs, Pid, Tid},
     walk::{BranchKind, Code, Step, What},
@@ -39,6 +39,15 @@ struct Piece {
     pid: Pid,
     cpu: usize,
     segment: usize,
+}
+
+/// What [`Flow::spans_and_jumps`] tells, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// A call ended.
+    Span(Span),
+    /// A jump or taken branch within a function that is wanted: the depth of its call, and offsets in bytes from its begin.
+    Jump { depth: u32, from: u64, to: u64 },
 }
 
 /// A step of a thread, with its time.
@@ -212,11 +221,28 @@ impl Flow {
 
     /// The call spans of a thread, each when it ends.
     pub fn spans(&self, tid: Tid, image: &Image, symbols: &mut Symbols, mut sink: impl FnMut(Span)) {
+        let none = |_: &Function| false;
+        self.spans_and_jumps(tid, image, symbols, none, |_, told| match told {
+            Told::Span(span) => sink(span),
+            Told::Jump { .. } => {}
+        });
+    }
+
+    /// The same with the jumps, taken branches included, within the functions that are `wanted`. The sink is given the names
+    /// as far as they are known.
+    pub fn spans_and_jumps(
+        &self,
+        tid: Tid,
+        image: &Image,
+        symbols: &mut Symbols,
+        wanted: impl Fn(&Function) -> bool,
+        mut told: impl FnMut(&Symbols, Told),
+    ) {
         let mut stack = Stack::default();
         let mut codes = HashMap::new();
         let mut resume: Option<u64> = None;
         let mut end = MonoNs(0);
-        let mut places: HashMap<(usize, u64), Place> = HashMap::new();
+        let mut places: HashMap<(usize, u64), (Place, bool)> = HashMap::new();
         let mut last: Option<&Piece> = None;
         for piece in self.threads.get(&tid).into_iter().flatten() {
             let (cpu, segment) = self.piece(piece);
@@ -231,16 +257,17 @@ impl Flow {
             };
             // Another program (exec) has another stack.
             if self.executed_between(piece.pid, end, entered) {
-                stack.end(end, &mut sink);
+                stack.end(end, &mut |span| told(symbols, Told::Span(span)));
                 resume = None;
             }
             let code = codes
                 .entry(space.id())
                 .or_insert_with(|| Code::new(move |ip| space.bytes(ip)));
-            let mut place = |ip: u64| {
-                *places
-                    .entry((space.id(), ip))
-                    .or_insert_with(|| symbols.place(&space, image, ip))
+            let mut find = |ip: u64, symbols: &mut Symbols| {
+                *places.entry((space.id(), ip)).or_insert_with(|| {
+                    let place = symbols.place(&space, image, ip);
+                    (place, wanted(symbols.function(place.function)))
+                })
             };
             if matches!(segment.entry, Entry::Sync | Entry::Overflow) {
                 resume = None;
@@ -251,8 +278,14 @@ impl Flow {
                 end = time;
                 match step.what {
                     What::Enabled { ip, .. } => match resume.take() {
-                        Some(expected) => stack.resume(ip, expected, place(ip), time, &mut sink),
-                        None => stack.restart(place(ip), time, &mut sink),
+                        Some(expected) => {
+                            let (place, _) = find(ip, symbols);
+                            stack.resume(ip, expected, place, time, &mut |span| told(symbols, Told::Span(span)));
+                        }
+                        None => {
+                            let (place, _) = find(ip, symbols);
+                            stack.restart(place, time, &mut |span| told(symbols, Told::Span(span)));
+                        }
                     },
                     What::Branch { from, to, kind } => {
                         // Only a call needs to know where it returns to.
@@ -263,9 +296,25 @@ impl Flow {
                             None
                         };
                         let after = next.map_or(from, |i| i.next_ip());
-                        stack.branch(Branch { kind, to, after }, place(to), time, &mut sink);
+                        let (place, is_wanted) = find(to, symbols);
+                        stack.branch(Branch { kind, to, after }, place, time, &mut |span| {
+                            told(symbols, Told::Span(span));
+                        });
+                        let jump = !call && kind != BranchKind::Return;
+                        if is_wanted
+                            && jump
+                            && let Some(depth) = stack.depth()
+                            && let (origin, _) = find(from, symbols)
+                            && origin.function == place.function
+                        {
+                            let (from, to) = (origin.offset, place.offset);
+                            told(symbols, Told::Jump { depth, from, to });
+                        }
                     }
-                    What::Interrupted { at, to } => stack.resume(to, at, place(to), time, &mut sink),
+                    What::Interrupted { at, to } => {
+                        let (place, _) = find(to, symbols);
+                        stack.resume(to, at, place, time, &mut |span| told(symbols, Told::Span(span)));
+                    }
                     What::Disabled(disabled) => resume = disabled.resume,
                     What::Overflow | What::Error { .. } => resume = None,
                     What::Event { .. } | What::End { .. } => {}
@@ -275,7 +324,7 @@ impl Flow {
                 resume = None;
             }
         }
-        stack.end(end, &mut sink);
+        stack.end(end, &mut |span| told(symbols, Told::Span(span)));
     }
 
     fn executed_between(&self, pid: Pid, from: MonoNs, to: MonoNs) -> bool {

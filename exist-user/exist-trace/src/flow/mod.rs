@@ -28,7 +28,7 @@ mod windows;
 
 pub use attribution::{Counts, Owner};
 pub use cpu::CpuFlow;
-pub use decoded::{Coverage, Flow, ThreadStep};
+pub use decoded::{Coverage, Flow, ThreadStep, Told};
 pub use functions::{FunctionRow, Functions};
 pub use sched::{Sched, Seen, Step, Why};
 pub use spans::Span;

@@ -163,6 +163,11 @@ impl Stack {
         self.over = 0;
     }
 
+    /// The depth of the call that is being executed, as its span will have it.
+    pub fn depth(&self) -> Option<u32> {
+        self.frames.len().checked_sub(1).map(|depth| depth as u32)
+    }
+
     fn find(&self, function: FunctionId) -> Option<usize> {
         self.frames.iter().rposition(|f| f.function == function)
     }
@@ -249,6 +254,7 @@ mod tests {
             function: FunctionId((ip >> 12) as u32),
             entry: ip & 0xfff == 0,
             named: ip >> 12 != 16,
+            offset: ip & 0xfff,
         }
     }
 

@@ -54,6 +54,8 @@ pub struct Place {
     pub entry: bool,
     /// Whether the function has a symbol of its own.
     pub named: bool,
+    /// Bytes from the function's first address; 0 where it has no symbol.
+    pub offset: u64,
 }
 
 impl Symbols {
@@ -71,6 +73,7 @@ impl Symbols {
                 function: id,
                 entry: false,
                 named: false,
+                offset: 0,
             };
         };
         let table = self
@@ -90,10 +93,11 @@ impl Symbols {
                 function: id,
                 entry: false,
                 named: false,
+                offset: 0,
             };
         };
         let symbol = &mut table.symbols[hit];
-        let entry = address == Some(symbol.start);
+        let offset = address.map_or(0, |address| address - symbol.start);
         let function = *symbol.id.get_or_insert_with(|| {
             self.functions.push(Function {
                 name: demangle(&symbol.mangled).into(),
@@ -103,8 +107,9 @@ impl Symbols {
         });
         Place {
             function,
-            entry,
+            entry: offset == 0,
             named: true,
+            offset,
         }
     }
 
