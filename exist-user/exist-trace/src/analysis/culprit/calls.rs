@@ -15,7 +15,7 @@ pub struct Id(pub u32);
 
 /// Gives equal values the same number.
 #[derive(Clone, Debug)]
-pub struct Interner<T> {
+pub(super) struct Interner<T> {
     ids: HashMap<T, Id>,
     all: Vec<T>,
 }
@@ -44,7 +44,8 @@ impl<T: Clone + Eq + Hash> Interner<T> {
         &self.all[id.0 as usize]
     }
 
-    pub fn len(&self) -> usize {
+    /// How many there are.
+    pub fn count(&self) -> usize {
         self.all.len()
     }
 }

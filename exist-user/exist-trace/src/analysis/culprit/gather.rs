@@ -94,7 +94,7 @@ impl Gather {
     /// The number of a function.
     pub fn name(&mut self, name: &Name) -> Id {
         let id = self.calls.names.id(name);
-        if self.meant.len() < self.calls.names.len() {
+        if self.meant.len() < self.calls.names.count() {
             self.meant.push(name.is_meant(&self.function));
         }
         id
