@@ -35,6 +35,10 @@ fn failed() {
     check(&["dump", "/no/such.exist", "switches"], 1);
     check(&["record", "--container", "4f", "-o", "x"], 1);
     check(&["record", "--only-pid", "-o", "x"], 1);
+    check(&["plan", "--", "true"], 1);
+    // It holds no processor trace, so there are no calls.
+    check(&["culprit", TRACE, "--function", "main"], 1);
+    check(&["culprit", "/no/such.exist", "--function", "main"], 1);
 }
 
 #[test]
@@ -51,6 +55,12 @@ fn usage() {
         "record --pid 1 --cgroup a -o x",
         "record --pid one -o x",
         "record --pid 1 -o x --for 10",
+        "record --pid 1 -o x --buffer 1M --buffers 1M-2M",
+        "plan",
+        "plan --pid 1 --cgroup a",
+        "plan --pid 1 --buffers 2M-1M",
+        "culprit a",
+        "culprit a --function f --slower-than 5",
         "export a -o x",
         "export a --to no-such-format -o x",
         "completions no-such-shell",

@@ -92,9 +92,9 @@ fn dummy() -> Result<Setup, OpenError> {
     let online = CpuSets::read(Path::new("/sys")).unwrap().online;
     let asked = Asked {
         buffer_bytes: Some(LEAST_BUFFER_BYTES),
-        budget_bytes: None,
+        ..Asked::default()
     };
-    let plan = Plan::new(online.into_iter().map(Cpu).collect(), &asked, 1 << 40).unwrap();
+    let plan = Plan::equal(online.into_iter().map(Cpu).collect(), &asked, 1 << 40).unwrap();
     Ok(Setup {
         prepared: prepare(&Dummy, plan)?,
         source: Box::new(Dummy),
@@ -216,8 +216,9 @@ fn first_switches_in(cpus: &BTreeSet<u32>) -> Vec<u64> {
         roots: Roots::default(),
         ring_bytes: None,
         privileges: Privileges::Keep,
+        earlier: exist_user::alloc::Earlier::default(),
     };
-    let set_up = || Ok(Ok(tracers().expect("the caller has looked").0));
+    let set_up = |_: exist_user::capture::LookBack<'_>| Ok(Ok(tracers().expect("the caller has looked").0));
     record_with(&options, set_up, |_| {}).unwrap();
     let trace = Trace::read(&fs::read(out).unwrap()).unwrap();
     let enabled = trace.ops.iter().filter(|op| op.kind == ControlKind::PtEnable);

@@ -16,7 +16,7 @@ mod recorded;
 use std::{ops::RangeInclusive, process::ExitCode};
 
 use exist_trace::units::Cpu;
-use exist_user::alloc::{Bounds, CpuUsage, Objective, forecast, solve};
+use exist_user::alloc::{Bounds, CpuUsage, Every, Objective, forecast, solve};
 
 use loads::{Generator, Load, PERIOD_S, Random, Window};
 
@@ -72,12 +72,17 @@ fn judge(case: &Case<'_>, budget: u64, bounds: Bounds) -> [f64; 5] {
     // Less than a thousandth of a CPU is no use.
     let used = |cpu: usize| case.before.iter().any(|window| window[cpu].on_cpu_ns > PERIOD_S * 1e6);
     [
-        truth.total(&solve(&forecast(&usage(case.before, allowed)), budget, bounds)),
+        truth.total(&solve(
+            &forecast(&usage(case.before, allowed)),
+            budget,
+            bounds,
+            Every::None,
+        )),
         truth.total(&pick(equal(allowed.iter().map(|_| true), budget, bounds))),
         truth.total(&pick(equal((0..allowed.len()).map(used), budget, bounds))),
         case.law
-            .map_or(f64::NAN, |law| truth.total(&solve(law, budget, bounds))),
-        truth.total(&solve(&truth, budget, bounds)),
+            .map_or(f64::NAN, |law| truth.total(&solve(law, budget, bounds, Every::None))),
+        truth.total(&solve(&truth, budget, bounds, Every::None)),
     ]
 }
 

@@ -42,6 +42,11 @@ pub struct PtRequest {
     pub buffer_bytes: Option<u64>,
     /// All buffers together, bytes; `None`: the default.
     pub budget_bytes: Option<u64>,
+    /// Limits of a CPU's buffer where the target's use of the CPUs decides, bytes; `None`: the defaults.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub least_buffer_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_buffer_bytes: Option<u64>,
     /// Only these CPUs; `None`: all but the isolated and nohz_full ones.
     pub cpus: Option<Vec<Cpu>>,
 }

@@ -4,15 +4,19 @@
 //! with the reason and the remedy, before anything is written. Whatever ends it, what was recorded is kept.
 //!
 //! ```text
-//!  resolve ─▶ side-band, hook, tracers ready ─▶ look-back ─▶ period: one `Input` at a time ─▶ drained ─▶ file closed
-//!                                                              timer, notices, signals, command, tracers, disk
+//!  resolve ─▶ side-band, hook ─▶ look-back ─▶ plan, tracers ready ─▶ period: one `Input` at a time ─▶ drained ─▶ file closed
+//!                                                                     timer, notices, signals, command, tracers, disk
 //! ```
+//!
+//! The look-back, and the plan by it, are only taken where there is a processor trace; [`plan()`] shows them anywhere.
 //!
 //! With a processor trace the real-time thread takes the notices during the period: it starts a CPU's tracer as soon as the
 //! target is seen there, and passes the notice on.
 
 mod inputs;
+mod look_back;
 mod pace;
+mod planned;
 mod presence;
 mod recorder;
 mod streams;
@@ -34,10 +38,12 @@ use exist_trace::{
 };
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
+pub use self::planned::{PlanOptions, Planned, plan};
 pub use crate::{aggregate::Totals, control::EndReason};
 use crate::{
     aggregate::{Aggregator, Live},
-    capture::{Operator, Report, Setup, set_up},
+    alloc::{Earlier, WindowFill},
+    capture::{LookBack, Operator, Report, Setup, Wanted, set_up_for},
     control::Controller,
     sys::{
         clock, cpu, memlock,
@@ -48,6 +54,7 @@ use crate::{
     target::{self, Resolved, resolve},
 };
 use inputs::{Inputs, Signals};
+use look_back::{Span, look};
 use recorder::{Parts, Recorder};
 use streams::Streams;
 use tracers::Tracers;
@@ -64,6 +71,8 @@ pub struct Options {
     /// Bytes of each CPU's ring of switch records; `None`: the default.
     pub ring_bytes: Option<NonZeroU32>,
     pub privileges: Privileges,
+    /// What earlier windows of the target showed.
+    pub earlier: Earlier,
 }
 
 /// What becomes of the calling thread's capabilities, and so of those of the threads that a recording starts, once the hook is in place.
@@ -112,6 +121,8 @@ pub struct Summary {
     pub pt: Result<PtSettings, String>,
     /// Where something is not as it was asked.
     pub notes: Vec<String>,
+    /// For the next window's plan: where the target ran, and how its buffers were filled.
+    pub fill: WindowFill,
     /// CPU time that this process used before it: most of it the kernel's, which verifies the programs.
     pub setup_cpu_ns: u64,
     /// CPU time that it used from then on.
@@ -141,17 +152,22 @@ pub enum Input {
 /// # Errors
 /// When nothing could be recorded, or the file is not where it should be; with the reason and the remedy.
 pub fn record(options: &Options, progress: impl FnMut(&Progress)) -> anyhow::Result<Summary> {
-    let set_up = || set_up(&options.session.pt, Path::new("/sys"), &options.roots.proc);
+    let wanted = Wanted {
+        request: &options.session.pt,
+        period_ns: options.session.period_ns,
+        earlier: &options.earlier,
+    };
+    let set_up = |look: LookBack<'_>| set_up_for(&wanted, Path::new("/sys"), &options.roots.proc, look);
     record_with(options, set_up, progress)
 }
 
-/// The same with tracers of another kind: `set_up` gives what [`crate::capture::set_up`] gives of this machine's Intel PT.
+/// The same with tracers of another kind: `set_up` gives what [`crate::capture::set_up_for`] gives of this machine's Intel PT.
 ///
 /// # Errors
 /// As [`record`].
 pub fn record_with(
     options: &Options,
-    set_up: impl FnOnce() -> anyhow::Result<Result<Setup, String>>,
+    set_up: impl FnOnce(LookBack<'_>) -> anyhow::Result<Result<Setup, String>>,
     progress: impl FnMut(&Progress),
 ) -> anyhow::Result<Summary> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -182,7 +198,7 @@ async fn record_target(
     options: &Options,
     mut target: Resolved,
     signals: Signals,
-    set_up: impl FnOnce() -> anyhow::Result<Result<Setup, String>>,
+    set_up: impl FnOnce(LookBack<'_>) -> anyhow::Result<Result<Setup, String>>,
     mut progress: impl FnMut(&Progress),
 ) -> anyhow::Result<Summary> {
     let cpu_before_ns = clock::process_cpu_ns();
@@ -194,7 +210,16 @@ async fn record_target(
             .and_then(|have| privileges::keep_only(while_recording(have)))
             .context("failed to give up privileges")?;
     }
-    let tracing = Tracing::start(set_up()?, said.clone())?;
+    // A command waits still, so there is nothing to see of it.
+    let (is_command, mut begun) = (target.command.is_some(), None);
+    let setup = set_up(&mut || {
+        if is_command {
+            return Ok(None);
+        }
+        begun = Some(streams.begin()?);
+        look(&mut streams, &target, &options.roots, Span::SHORT).map(Some)
+    })?;
+    let tracing = Tracing::start(setup, said.clone())?;
     let writer = FileWriter::start(&options.out, move |reason| {
         let _ = said.send(Input::WriteFailed(reason));
     })?;
@@ -214,7 +239,11 @@ async fn record_target(
         inbox,
     )?;
 
-    let begun = streams.begin()?;
+    let looked = begun.is_some();
+    let begun = match begun {
+        Some(begun) => begun,
+        None => streams.begin()?,
+    };
     let cpu_begun_ns = clock::process_cpu_ns();
     let header = header(options, &target, &tracing.pt, begun);
     let mut aggregator = Aggregator::new(header, Live::new(options.roots.clone()));
@@ -232,6 +261,7 @@ async fn record_target(
             controller: Controller::default(),
             target,
             roots: options.roots.clone(),
+            looked,
         },
         begun,
     );
@@ -268,6 +298,7 @@ async fn record_target(
         failure: written.failure,
         pt: tracing.pt,
         notes: tracing.notes.into_iter().chain(ended.warnings).collect(),
+        fill: ended.fill,
         setup_cpu_ns: cpu_begun_ns.saturating_sub(cpu_before_ns),
         agent_cpu_ns,
         command_status,

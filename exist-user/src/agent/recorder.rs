@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     aggregate::{Aggregator, Totals},
+    alloc::WindowFill,
     capture::{Change, Hotplug, Report},
     control::{self, Command, Controller, EndReason, PeriodId},
     hook::{Notice, NoticeKind, Notices},
@@ -53,6 +54,8 @@ pub struct Parts {
     pub controller: Controller,
     pub target: Resolved,
     pub roots: Roots,
+    /// Whether the hook has looked already which CPUs the target uses.
+    pub looked: bool,
 }
 
 /// How a recording ended.
@@ -63,6 +66,7 @@ pub struct Ended {
     pub end: MonoNs,
     pub writer: FileWriter,
     pub target: Resolved,
+    pub fill: WindowFill,
     /// What is not as it should be, in words.
     pub warnings: Vec<String>,
 }
@@ -74,6 +78,8 @@ pub struct Recorder {
     drained_at: Instant,
     hotplug: Hotplug,
     start: MonoNs,
+    /// On each CPU: until the period began, then in it.
+    on_cpu_ns: Vec<(Cpu, u64)>,
     paired_at: u64,
     looked_at: u64,
     counted_at: u64,
@@ -94,6 +100,7 @@ impl Recorder {
             drained_at: Instant::now(),
             hotplug: Hotplug::new(&online),
             start,
+            on_cpu_ns: Vec::new(),
             paired_at: 0,
             looked_at: 0,
             counted_at: start.0,
@@ -181,7 +188,9 @@ impl Recorder {
         let worthwhile = self.parts.tracers.exist() && self.parts.target.command.is_none();
         let mut look_back = Vec::new();
         if worthwhile {
-            tokio::time::sleep(LOOK_BACK).await;
+            if !self.parts.looked {
+                tokio::time::sleep(LOOK_BACK).await;
+            }
             let seen = self
                 .waiting_notices()
                 .into_iter()
@@ -214,6 +223,7 @@ impl Recorder {
             self.parts.aggregator.starts_at(self.start);
             self.parts.streams.hook().begin_period(2)?;
         }
+        self.on_cpu_ns = self.parts.streams.hook().on_cpu_ns()?;
         Ok(())
     }
 
@@ -265,9 +275,11 @@ impl Recorder {
             mut aggregator,
             writer,
             target,
+            tracers,
             ..
         } = self.parts;
         let end = self.ended.unwrap_or(MonoNs(clock::mono_ns()));
+        let fill = tracers.fill(&self.on_cpu_ns, self.start, end);
         let reason = self.finished.unwrap_or(EndReason::Error("stopped".to_owned()));
         let (detached, warnings) = streams.detach();
         aggregator.op(detached);
@@ -287,6 +299,7 @@ impl Recorder {
             end,
             writer,
             target,
+            fill,
             warnings,
         }
     }
@@ -434,6 +447,15 @@ impl Recorder {
 
     /// The period is over: nothing more is recorded, and what was is taken out of the rings.
     fn end(&mut self) -> anyhow::Result<()> {
+        let until = self.parts.streams.hook().on_cpu_ns()?;
+        let before = std::mem::take(&mut self.on_cpu_ns);
+        let ran = |((cpu, until), (_, before)): ((Cpu, u64), (Cpu, u64))| (cpu, until.saturating_sub(before));
+        self.on_cpu_ns = until
+            .into_iter()
+            .zip(before)
+            .map(ran)
+            .filter(|(_, ns)| *ns > 0)
+            .collect();
         let ended = self.parts.streams.hook().end()?;
         self.ended = Some(ended);
         let Parts {

@@ -10,6 +10,7 @@ use exist_trace::{
 use super::writer::FileWriter;
 use crate::{
     aggregate::Aggregator,
+    alloc::{CpuFill, WindowFill},
     capture::{Operator, Recording, Report, Request},
     control::Input,
     hook::Notices,
@@ -28,6 +29,8 @@ pub struct Tracers {
     /// When the target was first seen on a CPU.
     seen: BTreeMap<Cpu, MonoNs>,
     recordings: VecDeque<Recording>,
+    /// Bytes of each CPU's recordings, and when the last ended before it was disabled.
+    filled: BTreeMap<Cpu, (u64, Option<MonoNs>)>,
 }
 
 impl Tracers {
@@ -92,6 +95,24 @@ impl Tracers {
         }
     }
 
+    /// How the buffers of a period were filled. `on_cpu_ns`: of the target in the period, where it ran.
+    pub fn fill(&self, on_cpu_ns: &[(Cpu, u64)], start: MonoNs, end: MonoNs) -> WindowFill {
+        let period_ns = end.0.saturating_sub(start.0);
+        let of = |&(cpu, on_cpu_ns): &(Cpu, u64)| {
+            let (bytes, full) = self.filled.get(&cpu).copied().unwrap_or((0, Some(start)));
+            CpuFill {
+                cpu,
+                on_cpu_ns,
+                bytes,
+                traced_ns: full.map_or(period_ns, |full| full.0.saturating_sub(start.0)),
+            }
+        };
+        WindowFill {
+            period_ns,
+            cpus: on_cpu_ns.iter().map(of).collect(),
+        }
+    }
+
     /// Whether every tracer that was asked to start runs, or has failed.
     pub fn all_started(&self) -> bool {
         self.starting.is_empty()
@@ -143,6 +164,8 @@ impl Tracers {
                 full.drain(..).for_each(|generation| writer.write(generation));
             }
             self.open.remove(&recording.cpu());
+            let filled = self.filled.entry(recording.cpu()).or_default();
+            *filled = (filled.0.saturating_add(recording.len() as u64), recording.full_since());
             aggregator.op(recording.close());
         }
     }

@@ -23,13 +23,22 @@ impl Default for Bounds {
     }
 }
 
+/// Whether a CPU may go without a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Every {
+    /// Every CPU gets some, as far as the budget holds the least size for all.
+    Some,
+    /// A CPU may get none.
+    None,
+}
+
 /// More units than this are not looked at one by one: then the least size is larger than was asked.
 const MOST_UNITS: u64 = 1 << 16;
 
 /// A buffer for each CPU, in the order of the objective; 0: none. No other choice of these sizes within the budget is worth
 /// more; of equals, the one that takes fewer bytes. Sizes below 1/65536 of the budget are not considered.
 #[must_use]
-pub fn solve(objective: &Objective, budget_bytes: u64, bounds: Bounds) -> Vec<u64> {
+pub fn solve(objective: &Objective, budget_bytes: u64, bounds: Bounds, every: Every) -> Vec<u64> {
     let cpus = objective.cpus().count();
     let most = 1_u64 << bounds.most_bytes.max(1).ilog2();
     let budget = budget_bytes.min(most.saturating_mul(cpus as u64));
@@ -40,7 +49,13 @@ pub fn solve(objective: &Objective, budget_bytes: u64, bounds: Bounds) -> Vec<u6
         .unwrap_or(most)
         .max((budget / MOST_UNITS).checked_next_power_of_two().unwrap_or(most))
         .min(most);
-    let units = usize::try_from(budget / unit).expect("at most MOST_UNITS");
+    let all = usize::try_from(budget / unit).expect("at most MOST_UNITS");
+    // Units that each CPU has before anything is chosen.
+    let given = match every {
+        Every::Some => usize::from(all >= cpus),
+        Every::None => 0,
+    };
+    let units = all - given * cpus;
     let choices = (most / unit).ilog2() + 1;
     // best[b]: the worth of the CPUs so far within b units. took[cpu][b]: what the last of them has, as a power, 0: none.
     let mut best = vec![0.0_f64; units + 1];
@@ -49,15 +64,22 @@ pub fn solve(objective: &Objective, budget_bytes: u64, bounds: Bounds) -> Vec<u6
         let worth: Vec<f64> = (0..choices)
             .map(|power| objective.value(place, unit << power))
             .collect();
-        for b in (1..=units).rev() {
-            for (power, worth) in (0_u8..).zip(&worth).take_while(|(power, _)| 1 << power <= b) {
-                let with = best[b - (1 << power)] + worth;
+        let least = if given > 0 {
+            worth.first().copied().unwrap_or(0.0)
+        } else {
+            0.0
+        };
+        for b in (0..=units).rev() {
+            let (mut top, mut choice) = (best[b] + least, given as u8);
+            let more = (0_u8..).zip(&worth).skip(given);
+            for (power, worth) in more.take_while(|(power, _)| (1_usize << power) - given <= b) {
+                let with = best[b - ((1 << power) - given)] + worth;
                 // A rounding error is no gain.
-                if with > best[b] + 1e-15 && (row[b] == 0 || with > best[b]) {
-                    best[b] = with;
-                    row[b] = power + 1;
+                if with > top + 1e-15 {
+                    (top, choice) = (with, power + 1);
                 }
             }
+            (best[b], row[b]) = (top, choice);
         }
     }
     let mut left = units;
@@ -65,7 +87,7 @@ pub fn solve(objective: &Objective, budget_bytes: u64, bounds: Bounds) -> Vec<u6
     for place in (0..cpus).rev() {
         if let Some(power) = took[place * (units + 1) + left].checked_sub(1) {
             buffers[place] = unit << power;
-            left -= 1 << power;
+            left -= (1 << power) - given;
         }
     }
     buffers
@@ -135,8 +157,11 @@ mod tests {
                 _ => Objective::exact(&usage),
             };
             let budget = (random.next() * 100.0) as u64;
-            let buffers = solve(&objective, budget, bounds);
-            let best = brute_force(&objective, budget, &[0, 4, 8, 16, 32], &mut Vec::new());
+            let every = if case % 3 == 0 { Every::Some } else { Every::None };
+            let buffers = solve(&objective, budget, bounds, every);
+            let all = every == Every::Some && budget / 4 >= u64::from(cpus);
+            let sizes = if all { &[4, 8, 16, 32][..] } else { &[0, 4, 8, 16, 32] };
+            let best = brute_force(&objective, budget, sizes, &mut Vec::new());
             let ours = objective.total(&buffers);
             assert!(
                 (ours - best).abs() < 1e-9,
@@ -146,7 +171,7 @@ mod tests {
             assert!(
                 buffers
                     .iter()
-                    .all(|b| *b == 0 || b.is_power_of_two() && (4..=32).contains(b))
+                    .all(|b| *b == 0 && !all || b.is_power_of_two() && (4..=32).contains(b))
             );
         }
     }
@@ -169,7 +194,7 @@ mod tests {
             .collect();
         let mib = |budget: u64| -> Vec<u64> {
             let objective = forecast(&usage);
-            solve(&objective, budget << 20, Bounds::default())
+            solve(&objective, budget << 20, Bounds::default(), Every::None)
                 .iter()
                 .map(|b| b >> 20)
                 .collect()
@@ -191,9 +216,10 @@ mod tests {
                     least_bytes: least,
                     most_bytes: most,
                 };
-                assert!(solve(&objective, budget, bounds)[0] <= budget);
+                assert!(solve(&objective, budget, bounds, Every::None)[0] <= budget);
+                assert!(solve(&objective, budget, bounds, Every::Some)[0] <= budget);
             }
         }
-        assert!(solve(&Objective::new(vec![]), 1 << 30, Bounds::default()).is_empty());
+        assert!(solve(&Objective::new(vec![]), 1 << 30, Bounds::default(), Every::None).is_empty());
     }
 }

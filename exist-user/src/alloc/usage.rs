@@ -10,6 +10,8 @@
 //! and the sum over the CPUs is the expected share of the targets' on-CPU time that fits. The samples come from a look-back
 //! ([`super::forecast()`]). The published system (EXIST, ASPLOS 2025) does not give its formula; this one is ours.
 
+use std::collections::BTreeMap;
+
 use exist_trace::units::Cpu;
 
 /// What a CPU's trace takes when nothing is known: more than the largest buffer.
@@ -29,6 +31,27 @@ pub struct Use {
 pub struct CpuUsage {
     pub cpu: Cpu,
     pub slots: Vec<Use>,
+}
+
+/// Several targets' usage as one: times by weight; the bytes of a CPU, which hold whoever runs there, are those of the target that
+/// saw most. All have the same number of slots.
+#[must_use]
+pub fn together(targets: &[(f64, Vec<CpuUsage>)]) -> Vec<CpuUsage> {
+    let mut all: BTreeMap<Cpu, Vec<Use>> = BTreeMap::new();
+    for (weight, cpu) in targets
+        .iter()
+        .flat_map(|(weight, cpus)| cpus.iter().map(move |cpu| (*weight, cpu)))
+    {
+        let slots = all.entry(cpu.cpu).or_default();
+        if slots.len() < cpu.slots.len() {
+            slots.resize(cpu.slots.len(), Use::default());
+        }
+        for (sum, slot) in slots.iter_mut().zip(&cpu.slots) {
+            sum.on_cpu_ns += positive(weight) * positive(slot.on_cpu_ns);
+            sum.bytes = sum.bytes.max(positive(slot.bytes));
+        }
+    }
+    all.into_iter().map(|(cpu, slots)| CpuUsage { cpu, slots }).collect()
 }
 
 /// One of the things that a period may bring to a CPU.
@@ -105,6 +128,24 @@ impl Objective {
         }
     }
 
+    /// The share of all on-CPU time that is expected on the CPU at this place.
+    #[must_use]
+    pub fn share(&self, place: usize) -> f64 {
+        self.cpus
+            .get(place)
+            .map_or(0.0, |cpu| cpu.samples.iter().map(|(share, _)| share).sum())
+    }
+
+    /// The bytes that its trace is expected to take, each sample's by the time in it.
+    #[must_use]
+    pub fn need_bytes(&self, place: usize) -> f64 {
+        let whole = |cpu: &Samples| cpu.samples.iter().map(|(share, need)| share * need).sum::<f64>();
+        match self.share(place) {
+            share if share > 0.0 => self.cpus.get(place).map_or(0.0, whole) / share,
+            _ => 0.0,
+        }
+    }
+
     /// The worth of buffers in the order of the CPUs.
     #[must_use]
     pub fn total(&self, buffers: &[u64]) -> f64 {
@@ -148,6 +189,14 @@ mod tests {
         close(objective.value(1, 50), 60.0 * 0.25 / 100.0);
         close(objective.total(&[1000, 1000]), 1.0);
         close(objective.total(&[0, 0]), 0.0);
+    }
+
+    #[test]
+    fn several_targets_share_by_weight_and_a_cpu_has_one_stream() {
+        let (a, b) = (usage(&[&[(30.0, 100.0)], &[(10.0, 5.0)]]), usage(&[&[(10.0, 80.0)]]));
+        let both = together(&[(1.0, a), (3.0, b)]);
+        let slot = |cpu: usize| (both[cpu].slots[0].on_cpu_ns, both[cpu].slots[0].bytes);
+        assert_eq!((both.len(), slot(0), slot(1)), (2, (60.0, 100.0), (10.0, 5.0)));
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub use intel_pt::{IntelPt, IntelPtError};
 pub use operator::{Operator, Recording, Report, Request};
 pub use prepare::{Prepared, prepare};
 pub use settings::{Choice, SettingsError};
-pub use setup::{Setup, set_up};
+pub use setup::{LookBack, Setup, UNBOUNDED_NS, Wanted, asked, set_up, set_up_for};
 
 /// Where the processor trace of a machine comes from.
 pub trait PtSource: Send {

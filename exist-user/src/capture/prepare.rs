@@ -1,7 +1,7 @@
 //! Opens the tracers of a plan before the period: the memory is allocated and zeroed now, so that enabling one later is
 //! a single operation. Runs with ordinary priority.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use exist_trace::{
     file::model::{ControlKind, ControlOp, Loss, LossKind, PtBuffer, PtSettings},
@@ -9,7 +9,10 @@ use exist_trace::{
 };
 
 use super::{OpenError, PtSource, Tracer};
-use crate::{alloc::Plan, sys::clock};
+use crate::{
+    alloc::{Plan, Reserve},
+    sys::clock,
+};
 
 /// Tracers that are ready to be enabled.
 #[derive(Default)]
@@ -19,6 +22,10 @@ pub struct Prepared {
     pub ops: Vec<ControlOp>,
     /// CPUs that cannot be recorded.
     pub losses: Vec<Loss>,
+    /// For CPUs that turn up without a tracer.
+    pub reserve: Reserve,
+    /// CPUs that are not to be recorded, whoever runs there.
+    pub left_out: BTreeSet<Cpu>,
     /// For the header: settings and buffers.
     pub settings: PtSettings,
     /// For the user: where it is not what was planned.
@@ -58,18 +65,18 @@ pub fn prepare(source: &dyn PtSource, plan: Plan) -> Result<Prepared, OpenError>
     }
 }
 
-/// With buffers of the plan's size or not at all: the first memory error ends it, since equal buffers are smaller ones for
-/// everybody.
+/// With buffers of the plan's sizes or not at all: the first memory error ends it, and the plan becomes smaller for everybody.
 fn open_all(source: &dyn PtSource, plan: &Plan) -> Result<Prepared, OpenError> {
     let mut prepared = Prepared {
         settings: source.settings(),
         notes: plan.said(),
+        reserve: plan.reserve,
         ..Prepared::default()
     };
     let mut first_error = None;
-    for &cpu in &plan.cpus {
+    for (cpu, buffer_bytes) in plan.traced() {
         let from = clock::mono_ns();
-        let opened = source.open(cpu, plan.buffer_bytes);
+        let opened = source.open(cpu, buffer_bytes);
         let to = clock::mono_ns();
         let error = match opened {
             Ok(tracer) => {
@@ -125,7 +132,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn plan(cpus: u32) -> Plan {
-        Plan::new((0..cpus).map(Cpu).collect(), &Asked::default(), 1 << 40).unwrap()
+        Plan::equal((0..cpus).map(Cpu).collect(), &Asked::default(), 1 << 40).unwrap()
     }
 
     fn buffers(prepared: &Prepared) -> Vec<(u32, u64)> {
@@ -159,7 +166,10 @@ mod tests {
         let source = FakePt::with_memory(40 * MIB);
         let prepared = prepare(&source, plan(4)).unwrap();
         assert_eq!(buffers(&prepared), [(0, 8), (1, 8), (2, 8), (3, 8)]);
-        assert!(prepared.notes[0].contains("8 MiB a CPU, not 16 MiB") && prepared.notes[0].contains("ulimit -l"));
+        assert!(
+            prepared.notes[0].contains("buffers of 8 MiB a CPU, 32 MiB together, not 64 MiB")
+                && prepared.notes[0].contains("ulimit -l")
+        );
         drop(prepared);
         assert!(
             source.said().ends_with("close0 close1 close2 close3"),

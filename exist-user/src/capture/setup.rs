@@ -1,13 +1,16 @@
 //! From what was asked of the processor trace to tracers that are ready, or the reason why there are none.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use anyhow::Context;
-use exist_trace::session::{PtMode, PtRequest};
+use exist_trace::{
+    session::{PtMode, PtRequest},
+    units::Cpu,
+};
 
 use super::{IntelPt, Prepared, PtSource, prepare};
 use crate::{
-    alloc::{Asked, CpuSets, Plan, choose},
+    alloc::{Asked, CpuSets, Earlier, Known, Look, Plan, choose},
     sys::memory,
 };
 
@@ -17,7 +20,46 @@ pub struct Setup {
     pub prepared: Prepared,
 }
 
-/// Finds this machine's processor trace (below `sys` and `proc`), plans the buffers, and opens every CPU's tracer. To be
+/// How long a period is taken to be that has no end.
+pub const UNBOUNDED_NS: u64 = 1_000_000_000;
+
+/// What a set-up asks before it plans: the target's look-back, taken only where there is a processor trace. `None`: nothing can
+/// be known of the target yet.
+pub type LookBack<'a> = &'a mut dyn FnMut() -> anyhow::Result<Option<Look>>;
+
+/// What is wanted, of a target with these earlier windows.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    pub request: &'a PtRequest,
+    pub period_ns: Option<u64>,
+    pub earlier: &'a Earlier,
+}
+
+/// As [`set_up_for`], for nobody that anything is known of: every CPU gets the same.
+///
+/// # Errors
+/// As there.
+pub fn set_up(request: &PtRequest, sys: &Path, proc: &Path) -> anyhow::Result<Result<Setup, String>> {
+    let wanted = Wanted {
+        request,
+        period_ns: None,
+        earlier: &Earlier::default(),
+    };
+    set_up_for(&wanted, sys, proc, &mut || Ok(None))
+}
+
+/// What was asked of the buffers.
+#[must_use]
+pub fn asked(request: &PtRequest) -> Asked {
+    Asked {
+        buffer_bytes: request.buffer_bytes,
+        budget_bytes: request.budget_bytes,
+        least_bytes: request.least_buffer_bytes,
+        most_bytes: request.most_buffer_bytes,
+    }
+}
+
+/// Finds this machine's processor trace (below `sys` and `proc`), plans the buffers for the target, and opens every CPU's tracer. To be
 /// called just before the period: from then on, no other program can use Intel PT.
 ///
 /// The inner error is the reason why there will be none, for the header and the user: it was not asked for, or with
@@ -25,7 +67,12 @@ pub struct Setup {
 ///
 /// # Errors
 /// When what was asked cannot be: CPUs that are not there, a budget too small, or with `on` no processor trace.
-pub fn set_up(request: &PtRequest, sys: &Path, proc: &Path) -> anyhow::Result<Result<Setup, String>> {
+pub fn set_up_for(
+    wanted: &Wanted<'_>,
+    sys: &Path,
+    proc: &Path,
+    look: LookBack<'_>,
+) -> anyhow::Result<Result<Setup, String>> {
     let find = || match IntelPt::find(sys, proc) {
         Ok(source) => Ok(Box::new(source) as Box<dyn PtSource>),
         Err(error) => Err(error.to_string()),
@@ -36,7 +83,7 @@ pub fn set_up(request: &PtRequest, sys: &Path, proc: &Path) -> anyhow::Result<Re
             memory_bytes: memory::total_bytes(proc).context("failed to read the machine's memory")?,
         })
     };
-    set_up_with(request, find, machine)
+    set_up_with(wanted, find, machine, look)
 }
 
 struct Machine {
@@ -45,10 +92,12 @@ struct Machine {
 }
 
 fn set_up_with(
-    request: &PtRequest,
+    wanted: &Wanted<'_>,
     find: impl FnOnce() -> Result<Box<dyn PtSource>, String>,
     machine: impl FnOnce() -> anyhow::Result<Machine>,
+    look: LookBack<'_>,
 ) -> anyhow::Result<Result<Setup, String>> {
+    let request = wanted.request;
     if request.mode == PtMode::Off {
         return Ok(Err("switched off (--pt off)".to_owned()));
     }
@@ -63,14 +112,18 @@ fn set_up_with(
     };
     let machine = machine()?;
     let (cpus, left_out) = choose(&machine.cpus, request.cpus.as_deref())?;
-    let asked = Asked {
-        buffer_bytes: request.buffer_bytes,
-        budget_bytes: request.budget_bytes,
+    let chosen: BTreeSet<u32> = cpus.iter().map(|cpu| cpu.0).collect();
+    let looked = look()?.unwrap_or_default();
+    let known = Known {
+        look: &looked,
+        earlier: wanted.earlier,
+        period_ns: wanted.period_ns.unwrap_or(UNBOUNDED_NS),
     };
-    let plan = Plan::new(cpus, &asked, machine.memory_bytes)?;
+    let plan = Plan::decide(cpus, &known, &asked(request), machine.memory_bytes)?;
     match prepare(&*source, plan) {
         Ok(mut prepared) => {
             prepared.notes.splice(0..0, left_out);
+            prepared.left_out = machine.cpus.online.difference(&chosen).copied().map(Cpu).collect();
             Ok(Ok(Setup { source, prepared }))
         }
         Err(error) => absent(error.to_string()),
@@ -81,7 +134,15 @@ fn set_up_with(
 mod tests {
     use super::*;
     use crate::capture::fake::FakePt;
-    use exist_trace::units::Cpu;
+
+    fn wanted(request: &PtRequest) -> Wanted<'_> {
+        static NONE: Earlier = Earlier { windows: Vec::new() };
+        Wanted {
+            request,
+            period_ns: None,
+            earlier: &NONE,
+        }
+    }
 
     fn machine() -> anyhow::Result<Machine> {
         Ok(Machine {
@@ -100,7 +161,7 @@ mod tests {
             Some(pt) => Ok(Box::new(pt.clone()) as Box<dyn PtSource>),
             None => Err("no Intel PT here".to_owned()),
         };
-        match (set_up_with(request, find, machine), expect) {
+        match (set_up_with(&wanted(request), find, machine, &mut || Ok(None)), expect) {
             (Ok(Ok(setup)), Ok(Ok(expect))) => {
                 let ready: Vec<_> = setup.prepared.settings.buffers.iter().map(|b| b.cpu.0).collect();
                 assert_eq!(ready, expect);
@@ -144,8 +205,48 @@ mod tests {
     #[test]
     fn isolated_cpus_that_are_left_out_are_said_first() {
         let find = || Ok(Box::new(FakePt::default()) as Box<dyn PtSource>);
-        let setup = set_up_with(&PtRequest::default(), find, machine).unwrap().unwrap();
+        let request = PtRequest::default();
+        let setup = set_up_with(&wanted(&request), find, machine, &mut || Ok(None))
+            .unwrap()
+            .unwrap();
         assert!(setup.prepared.notes[0].contains("no processor trace on CPU 2"));
+        assert_eq!(setup.prepared.left_out, [Cpu(2)].into());
+    }
+
+    #[test]
+    fn what_a_look_back_shows_decides_and_it_is_not_asked_for_in_vain() {
+        let find = || Ok(Box::new(FakePt::default()) as Box<dyn PtSource>);
+        let mut look = || {
+            Ok(Some(Look {
+                slot_ns: 10_000_000,
+                slots: vec![[(Cpu(1), 10_000_000)].into(); 5],
+                ..Look::default()
+            }))
+        };
+        let request = PtRequest {
+            budget_bytes: Some(64 << 20),
+            ..PtRequest::default()
+        };
+        let setup = set_up_with(&wanted(&request), find, machine, &mut look)
+            .unwrap()
+            .unwrap();
+        let of = |cpu| {
+            setup
+                .prepared
+                .settings
+                .buffers
+                .iter()
+                .find(|b| b.cpu == Cpu(cpu))
+                .map(|b| b.bytes)
+        };
+        assert!(of(1) > of(0), "{:?} {:?}", of(1), of(0));
+        let absent = || Err("no Intel PT here".to_owned());
+        let mut never = || -> anyhow::Result<Option<Look>> { panic!("a look-back for nothing") };
+        assert!(
+            set_up_with(&wanted(&request), absent, machine, &mut never)
+                .unwrap()
+                .is_err()
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod dump;
 mod export;
 mod flow;
 mod page;
+mod plan;
 mod quantity;
 mod record;
 mod report;
@@ -44,6 +45,7 @@ Exit codes: 0 done · 1 failed · 2 wrong usage · 3 something was lost and --st
 enum Command {
     Doctor(doctor::Doctor),
     Record(Box<record::Record>),
+    Plan(Box<plan::Plan>),
     Report(report::Report),
     Dump(dump::Dump),
     Culprit(culprit::Culprit),
@@ -146,6 +148,7 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     match command {
         Command::Doctor(doctor) => doctor.run(out),
         Command::Record(record) => record.run(),
+        Command::Plan(plan) => plan.run(out),
         Command::Report(report) => report.run(out),
         Command::Dump(dump) => dump.run(out),
         Command::Culprit(culprit) => culprit.run(out),

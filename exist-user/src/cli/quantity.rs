@@ -30,6 +30,15 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     scaled(text, &[(unit, factor)]).ok_or_else(|| format!("`{text}` is no size; write 65536, 64K, 16M or 1G"))
 }
 
+/// Two sizes, from `4M-128M`.
+pub fn range(text: &str) -> Result<(u64, u64), String> {
+    let two = text
+        .split_once('-')
+        .and_then(|(least, most)| Some((bytes(least).ok()?, bytes(most).ok()?)));
+    two.filter(|(least, most)| least <= most)
+        .ok_or_else(|| format!("`{text}` is no range of sizes; write 4M-128M"))
+}
+
 /// CPUs, from `0-3,7`.
 pub fn cpus(text: &str) -> Result<Cpus, String> {
     match cpu::parse_list(text) {
@@ -91,6 +100,14 @@ mod tests {
         check("1.5g", Some(3 << 29));
         for bad in ["", "0", "K", "-1", "1x", "1e9", "99999999999G"] {
             check(bad, None);
+        }
+    }
+
+    #[test]
+    fn ranges_of_sizes() {
+        assert_eq!(range("32K-4M"), Ok((32 << 10, 4 << 20)));
+        for bad in ["4M", "4M-", "-4M", "8M-4M", "4M-8M-16M"] {
+            assert!(range(bad).is_err(), "{bad}");
         }
     }
 

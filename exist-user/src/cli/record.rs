@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     agent::{self, EndReason, Options, Privileges, Progress, Summary},
+    alloc::Earlier,
     spool::{Name, Spool},
     sys::clock,
 };
@@ -29,7 +30,6 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("where").required(true).args(["out", "spool"]),
-    group = ArgGroup::new("target").required(true).multiple(true).args(["container", "cgroup", "pid", "only_pid", "command"]),
     after_help = "\
 The recording ends after --for, when the target has exited, or on Ctrl-C; what was recorded is kept in each case. While it
 runs the file is called FILE.<pid>.part. Needs root, or the privileges that `exist doctor` names.
@@ -42,21 +42,8 @@ Examples:
   exist record --pid 4711 --for 1s --spool /var/spool/exist --spool-bytes 10G"
 )]
 pub struct Record {
-    /// Container by its ID, or a unique prefix of at least 4 characters
-    #[arg(long, value_name = "ID", conflicts_with_all = ["cgroup", "pid", "only_pid", "command"])]
-    container: Option<String>,
-    /// Cgroup by its path, with all below it
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["pid", "only_pid", "command"])]
-    cgroup: Option<String>,
-    /// The cgroup of this process
-    #[arg(long, value_name = "PID", conflicts_with = "command")]
-    pid: Option<u32>,
-    /// Only the threads of this process (the one of --pid, if none is given here)
-    #[arg(long, value_name = "PID", num_args = 0..=1, conflicts_with = "command")]
-    only_pid: Option<Option<u32>>,
-    /// Command to run in a cgroup of its own
-    #[arg(last = true, value_name = "COMMAND")]
-    command: Vec<String>,
+    #[command(flatten)]
+    target: TargetArgs,
 
     /// Length of the recording: 500ms, 10s, 2m
     #[arg(long = "for", value_name = "TIME", value_parser = quantity::duration_ns)]
@@ -75,15 +62,8 @@ pub struct Record {
     /// Record a processor trace (Intel PT): `auto` where there is one
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
     pt: When,
-    /// Buffer of each CPU for the processor trace [default: 16M]
-    #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
-    buffer: Option<u64>,
-    /// All those buffers together [default: 512M, or 5 % of memory if less]
-    #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
-    budget: Option<u64>,
-    /// CPUs to trace [default: all but isolated and nohz_full ones]
-    #[arg(long, value_name = "LIST", value_parser = quantity::cpus)]
-    cpus: Option<Cpus>,
+    #[command(flatten)]
+    buffers: BufferArgs,
 
     /// Record each wait of its threads: why, how long, and who woke it (`exist report`, `exist dump FILE waits`)
     #[arg(long, value_enum, value_name = "WHEN", default_value = "off")]
@@ -94,6 +74,74 @@ pub struct Record {
     ring_bytes: Option<u64>,
     #[command(flatten)]
     roots: RootArgs,
+}
+
+/// What to look at.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("target").required(true).multiple(true).args(["container", "cgroup", "pid", "only_pid", "command"]))]
+pub struct TargetArgs {
+    /// Container by its ID, or a unique prefix of at least 4 characters
+    #[arg(long, value_name = "ID", conflicts_with_all = ["cgroup", "pid", "only_pid", "command"])]
+    container: Option<String>,
+    /// Cgroup by its path, with all below it
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["pid", "only_pid", "command"])]
+    cgroup: Option<String>,
+    /// The cgroup of this process
+    #[arg(long, value_name = "PID", conflicts_with = "command")]
+    pid: Option<u32>,
+    /// Only the threads of this process (the one of --pid, if none is given here)
+    #[arg(long, value_name = "PID", num_args = 0..=1, conflicts_with = "command")]
+    only_pid: Option<Option<u32>>,
+    /// Command to run in a cgroup of its own
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+impl TargetArgs {
+    pub fn target(&self) -> anyhow::Result<Target> {
+        Ok(match (&self.container, &self.cgroup, self.pid, self.only_pid) {
+            (Some(id), ..) => Target::Container(id.clone()),
+            (_, Some(path), ..) => Target::Cgroup(path.clone()),
+            (_, _, Some(pid), None) | (_, _, None, Some(Some(pid))) if pid == 0 => anyhow::bail!("0 is no process"),
+            (_, _, Some(pid), None) => Target::Pid(pid),
+            (_, _, Some(pid), Some(None)) => Target::OnlyPid(pid),
+            (_, _, None, Some(Some(pid))) => Target::OnlyPid(pid),
+            (_, _, Some(a), Some(Some(b))) if a == b => Target::OnlyPid(a),
+            (_, _, Some(a), Some(Some(b))) => anyhow::bail!("--pid {a} and --only-pid {b} name two processes"),
+            (_, _, None, Some(None)) => anyhow::bail!("--only-pid needs a process: --only-pid PID"),
+            (None, None, None, None) => Target::Command(self.command.clone()),
+        })
+    }
+}
+
+/// Memory for the processor trace.
+#[derive(Debug, Args)]
+pub struct BufferArgs {
+    /// Buffer of each CPU, the same for all [default: by where the target runs; where that is not known: 16M]
+    #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
+    buffer: Option<u64>,
+    /// Least and largest buffer of a CPU where the target's use of the CPUs decides [default: 4M-128M]
+    #[arg(long, value_name = "SIZE-SIZE", value_parser = quantity::range, conflicts_with = "buffer")]
+    buffers: Option<(u64, u64)>,
+    /// All those buffers together [default: 512M, or 5 % of memory if less]
+    #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
+    budget: Option<u64>,
+    /// CPUs to trace [default: all but isolated and nohz_full ones]
+    #[arg(long, value_name = "LIST", value_parser = quantity::cpus)]
+    cpus: Option<Cpus>,
+}
+
+impl BufferArgs {
+    pub fn request(&self, mode: PtMode) -> PtRequest {
+        PtRequest {
+            mode,
+            buffer_bytes: self.buffer,
+            budget_bytes: self.budget,
+            least_buffer_bytes: self.buffers.map(|(least, _)| least),
+            most_buffer_bytes: self.buffers.map(|(_, most)| most),
+            cpus: self.cpus.as_ref().map(|cpus| cpus.0.clone()),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -122,8 +170,9 @@ impl Record {
             (None, Some(out)) => out.clone(),
             (None, None) => anyhow::bail!("-o FILE or --spool DIR is needed"),
         };
-        let options = self.options(out.clone())?;
+        let mut options = self.options(out.clone())?;
         if let Some(spool) = &spool {
+            options.earlier = spool.earlier(&options.session.target);
             spool.admit(SystemTime::now())?;
         }
         let mut line = ProgressLine::new();
@@ -133,6 +182,13 @@ impl Record {
         // Standard output may be the command's own. That nobody reads the summary changes nothing about the recording.
         let _ = print(&summary, &out.to_string_lossy(), &mut io::stderr().lock());
         if let Some(spool) = &spool {
+            // Only a hint for the next plan.
+            if let Err(error) = spool.remember(&options.session.target, summary.fill.clone()) {
+                eprintln!(
+                    "exist: {}",
+                    text::plain_lines(&format!("{:#}", anyhow::Error::new(error)))
+                );
+            }
             spool.sweep(SystemTime::now(), Some(&name))?;
         }
         match (&summary.failure, &summary.reason) {
@@ -149,43 +205,24 @@ impl Record {
         let ring_bytes = self.ring_bytes.map(ring_bytes).transpose()?;
         Ok(Options {
             session: Session {
-                pt: PtRequest {
-                    mode: match self.pt {
-                        When::Auto => PtMode::Auto,
-                        When::On => PtMode::On,
-                        When::Off => PtMode::Off,
-                    },
-                    buffer_bytes: self.buffer,
-                    budget_bytes: self.budget,
-                    cpus: self.cpus.as_ref().map(|cpus| cpus.0.clone()),
-                },
+                pt: self.buffers.request(match self.pt {
+                    When::Auto => PtMode::Auto,
+                    When::On => PtMode::On,
+                    When::Off => PtMode::Off,
+                }),
                 waits: match self.waits {
                     Switch::On => Waits::On,
                     Switch::Off => Waits::Off,
                 },
                 period_ns: self.length,
-                target: self.target()?,
+                target: self.target.target()?,
             },
             roots: self.roots.roots(),
             out,
             ring_bytes,
             // This process does nothing else.
             privileges: Privileges::Drop,
-        })
-    }
-
-    fn target(&self) -> anyhow::Result<Target> {
-        Ok(match (&self.container, &self.cgroup, self.pid, self.only_pid) {
-            (Some(id), ..) => Target::Container(id.clone()),
-            (_, Some(path), ..) => Target::Cgroup(path.clone()),
-            (_, _, Some(pid), None) | (_, _, None, Some(Some(pid))) if pid == 0 => anyhow::bail!("0 is no process"),
-            (_, _, Some(pid), None) => Target::Pid(pid),
-            (_, _, Some(pid), Some(None)) => Target::OnlyPid(pid),
-            (_, _, None, Some(Some(pid))) => Target::OnlyPid(pid),
-            (_, _, Some(a), Some(Some(b))) if a == b => Target::OnlyPid(a),
-            (_, _, Some(a), Some(Some(b))) => anyhow::bail!("--pid {a} and --only-pid {b} name two processes"),
-            (_, _, None, Some(None)) => anyhow::bail!("--only-pid needs a process: --only-pid PID"),
-            (None, None, None, None) => Target::Command(self.command.clone()),
+            earlier: Earlier::default(),
         })
     }
 }

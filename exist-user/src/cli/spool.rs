@@ -156,17 +156,22 @@ impl Spool {
         };
         spool.admit(SystemTime::now())?;
         let options = Options {
-            session,
             out: spool.window(name),
             roots: self.roots.roots(),
             ring_bytes: None,
             // The next request needs them again.
             privileges: Privileges::Keep,
+            earlier: spool::earlier(&self.dir, &session.target),
+            session,
         };
         match agent::record(&options, |_| {}) {
             Err(error) => refuse(spool, name, &format!("{error:#}")),
             Ok(summary) => {
                 spool.close(name)?;
+                // Only a hint for the next plan.
+                if let Err(error) = spool.remember(&options.session.target, summary.fill) {
+                    eprintln!("{name}: {}", text::plain(&format!("{:#}", anyhow::Error::new(error))));
+                }
                 spool.sweep(SystemTime::now(), Some(name))?;
                 eprintln!("{name}: {}", text::bytes(summary.bytes));
                 Ok(Some(summary.reason))

@@ -403,6 +403,21 @@ impl Hook {
             .collect())
     }
 
+    /// Time that the target ran on each CPU since the hook began, up to now: what runs now counts too. Nanoseconds.
+    ///
+    /// # Errors
+    /// [`HookError::Load`].
+    pub fn on_cpu_ns(&self) -> Result<Vec<(Cpu, u64)>, HookError> {
+        let states = self.states()?;
+        let now = clock::mono_ns();
+        let running = |state: &CpuState| match state.target {
+            0 => 0,
+            _ => now.saturating_sub(state.since_ns),
+        };
+        let on_cpu = states.iter().map(|state| state.on_cpu_ns + running(state));
+        Ok((0..).map(Cpu).zip(on_cpu).collect())
+    }
+
     /// The notices, once: they can be read on another thread.
     pub const fn take_notices(&mut self) -> Option<Notices> {
         self.notices.take()

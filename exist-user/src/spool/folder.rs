@@ -9,11 +9,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use exist_trace::session::Session;
+use exist_trace::session::{Session, Target};
 use thiserror::Error;
 
-use super::{Entry, Kind, Name, PartFile, Quota, disk, request};
-use crate::sys::regular;
+use super::{Entry, FILLS, Kind, Name, PartFile, Quota, disk, fills, request};
+use crate::{
+    alloc::{Earlier, WindowFill},
+    sys::regular,
+};
 
 const WINDOW: &str = ".exist";
 const REQUEST: &str = ".json";
@@ -191,6 +194,21 @@ impl Spool {
         };
         write().map_err(io_error("write", &path))?;
         self.close(name)
+    }
+
+    /// What earlier windows of the target showed of its CPUs.
+    #[must_use]
+    pub fn earlier(&self, target: &Target) -> Earlier {
+        super::earlier(&self.root, target)
+    }
+
+    /// Adds the window that has just ended, for the plan of the next.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn remember(&self, target: &Target, window: WindowFill) -> Result<(), SpoolError> {
+        let folder = self.root.join(FILLS);
+        fills::remember(&folder, target, window).map_err(io_error("remember the window in", &folder))
     }
 
     /// Removes what the quota does not allow, but for the window `keep`, and answers to requests that nobody waits for.

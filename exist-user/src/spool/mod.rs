@@ -10,6 +10,7 @@
 //!  DIR/requests/NAME.json            what somebody wants recorded (a session), put there by a rename
 //!  DIR/done/NAME.json                the same file once it is carried out; its window is windows/NAME.exist
 //!  DIR/done/NAME.error               why there is no window
+//!  DIR/fills/KEY.json                what the last windows of a target showed of its CPUs, for the next one's plan
 //! ```
 //!
 //! The two folders are the only border to whatever ships traces elsewhere: it writes requests, reads what is done, and
@@ -21,6 +22,7 @@
 //! whatever happens, and its name must not be used for another.
 
 mod disk;
+mod fills;
 mod folder;
 mod name;
 mod part;
@@ -34,3 +36,17 @@ pub use folder::{Spool, SpoolError, Swept};
 pub use name::Name;
 pub use part::PartFile;
 pub use quota::{Entry, Kind, Quota};
+
+use std::path::Path;
+
+use exist_trace::session::Target;
+
+use crate::alloc::Earlier;
+
+/// What the windows of a target in the folder `root` showed of its CPUs; nothing where there is no such folder.
+#[must_use]
+pub fn earlier(root: &Path, target: &Target) -> Earlier {
+    fills::earlier(&root.join(FILLS), target)
+}
+
+const FILLS: &str = "fills";

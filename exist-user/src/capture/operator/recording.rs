@@ -27,9 +27,13 @@ impl Recording {
     /// When the tracer stopped: when it was disabled, or before that because its buffer was full or its CPU gone.
     #[must_use]
     pub fn recorded_until(&self) -> MonoNs {
-        self.log
-            .full_since(self.window.buffer_bytes)
-            .unwrap_or(self.window.disabled)
+        self.full_since().unwrap_or(self.window.disabled)
+    }
+
+    /// When its buffer was full, if it was.
+    #[must_use]
+    pub fn full_since(&self) -> Option<MonoNs> {
+        self.log.full_since(self.window.buffer_bytes)
     }
 
     /// What the tracer wrote, bytes.

@@ -1,7 +1,7 @@
 //! What the thread does.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{self, PipeReader, Read},
     os::fd::AsFd,
     sync::mpsc::{Receiver, TryRecvError},
@@ -14,7 +14,7 @@ use exist_trace::{
 
 use super::{Recording, Report, Request, now, op};
 use crate::{
-    alloc::DEFAULT_BUFFER_BYTES,
+    alloc::Reserve,
     capture::{AuxLog, Prepared, PtSource, Sightings, Tracer, aux_log::Window, prepare::unavailable},
     hook::NoticeKind,
     sys::poll::{self, Ready},
@@ -56,8 +56,9 @@ impl Slot {
 pub struct State {
     source: Box<dyn PtSource>,
     slots: BTreeMap<Cpu, Slot>,
-    /// For a CPU that is not prepared.
-    buffer_bytes: u64,
+    /// For CPUs that are not prepared; what is left of it.
+    reserve: Reserve,
+    left_out: BTreeSet<Cpu>,
     /// Where the next window of a CPU starts in its stream.
     bases: BTreeMap<Cpu, u64>,
     /// While watching.
@@ -84,11 +85,8 @@ impl State {
                 .into_iter()
                 .map(|(cpu, tracer)| (cpu, Slot::new(tracer)))
                 .collect(),
-            buffer_bytes: prepared
-                .settings
-                .buffers
-                .first()
-                .map_or(DEFAULT_BUFFER_BYTES, |buffer| buffer.bytes),
+            reserve: prepared.reserve,
+            left_out: prepared.left_out,
             bases: BTreeMap::new(),
             sightings: None,
             report,
@@ -258,13 +256,22 @@ impl State {
 
     fn open(&mut self, cpu: Cpu) -> bool {
         let from = now();
-        let opened = self.source.open(cpu, self.buffer_bytes);
+        let bytes = self.reserve.buffer_bytes;
+        let opened = match (
+            self.left_out.contains(&cpu),
+            bytes == 0 || self.reserve.total_bytes < bytes,
+        ) {
+            (true, _) => Err("it is not to be recorded (isolated, nohz_full, or not of --cpus)".to_owned()),
+            (_, true) => Err("no buffer was planned for it, and the reserve is used up; raise --budget".to_owned()),
+            _ => self.source.open(cpu, bytes).map_err(|error| error.to_string()),
+        };
         let error = match opened {
             Ok(tracer) => {
+                self.reserve.total_bytes -= tracer.buffer_bytes().min(self.reserve.total_bytes);
                 self.slots.insert(cpu, Slot::new(tracer));
                 None
             }
-            Err(error) => Some(error.to_string()),
+            Err(error) => Some(error),
         };
         let to = now();
         if let Some(error) = &error {

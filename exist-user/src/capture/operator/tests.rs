@@ -29,8 +29,9 @@ impl Bench {
         let asked = Asked {
             buffer_bytes: Some(BUFFER),
             budget_bytes: None,
+            ..Asked::default()
         };
-        let plan = Plan::new((0..cpus).map(Cpu).collect(), &asked, 1 << 40).unwrap();
+        let plan = Plan::equal((0..cpus).map(Cpu).collect(), &asked, 1 << 40).unwrap();
         let prepared = prepare(&pt, plan).unwrap();
         let (send, reports) = mpsc::channel();
         let report = Box::new(move |report| drop(send.send(report)));

@@ -137,6 +137,20 @@ impl Cgroup {
         Ok(())
     }
 
+    /// How many CPUs' worth of time its own quota gives it; `None`: no limit, or none that this hierarchy tells.
+    #[must_use]
+    pub fn quota_cpus(&self) -> Option<f64> {
+        let text = |name: &str| String::from_utf8(self.read(name).ok()?).ok();
+        let numbers = match text("cpu.max") {
+            Some(max) => max,
+            // Version 1; a quota of -1 is none.
+            None => format!("{} {}", text("cpu.cfs_quota_us")?.trim(), text("cpu.cfs_period_us")?),
+        };
+        let mut numbers = numbers.split_whitespace().map(|n| n.parse::<f64>().ok());
+        let (quota, period) = (numbers.next()??, numbers.next()??);
+        (quota > 0.0 && period > 0.0).then(|| quota / period)
+    }
+
     /// Moves a process into it.
     ///
     /// # Errors
@@ -262,6 +276,28 @@ mod tests {
         assert!(is_gone(&a.subtree().unwrap_err()));
         a.remove().unwrap();
         assert!(tree.path().join("a").exists());
+    }
+
+    #[test]
+    fn a_quota_of_either_version() {
+        let tree = tempfile::tempdir().unwrap();
+        let mount = Mount {
+            hierarchy: Hierarchy::V2,
+            dir: tree.path().into(),
+            root: "/".into(),
+        };
+        let root = Cgroup::open(&mount, Path::new("/")).unwrap();
+        let write = |name: &str, text: &str| fs::write(tree.path().join(name), text).unwrap();
+        assert_eq!(root.quota_cpus(), None);
+        write("cpu.cfs_quota_us", "50000\n");
+        write("cpu.cfs_period_us", "100000\n");
+        assert_eq!(root.quota_cpus(), Some(0.5));
+        write("cpu.cfs_quota_us", "-1\n");
+        assert_eq!(root.quota_cpus(), None);
+        write("cpu.max", "max 100000\n");
+        assert_eq!(root.quota_cpus(), None);
+        write("cpu.max", "150000 100000\n");
+        assert_eq!(root.quota_cpus(), Some(1.5));
     }
 
     #[test]

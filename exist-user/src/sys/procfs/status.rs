@@ -1,6 +1,7 @@
 //! `/proc/PID/status`.
 
 use super::{decimal, hexadecimal};
+use crate::sys::cpu;
 
 /// What is used of `status`; `None` where the kernel does not tell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub struct Status {
     pub cap_bounding: Option<u64>,
     /// Whether `no_new_privs` is set.
     pub no_new_privs: Option<bool>,
+    /// CPUs that it may run on: its affinity within its cpuset.
+    pub allowed_cpus: Option<Vec<u32>>,
     /// Signals that it ignores, bit n is signal n + 1.
     pub ignored_signals: Option<u64>,
 }
@@ -51,6 +54,7 @@ pub fn parse_status(bytes: &[u8]) -> Status {
             b"CapEff" => status.cap_effective = hexadecimal(value),
             b"CapBnd" => status.cap_bounding = hexadecimal(value),
             b"NoNewPrivs" => status.no_new_privs = decimal(value).map(|v| v != 0),
+            b"Cpus_allowed_list" => status.allowed_cpus = std::str::from_utf8(value).ok().and_then(cpu::parse_list),
             b"SigIgn" => status.ignored_signals = hexadecimal(value),
             _ => {}
         }
@@ -65,7 +69,7 @@ mod tests {
     #[test]
     fn known_keys_are_read_and_others_skipped() {
         let text =
-            b"Name:\tx\\nTgid:\t9\nTgid:\t7\nNSpid:\t7\t1\nCapEff:\t000001ffffffffff\nCapBnd:\t0\nNoNewPrivs:\t1\nSigIgn:\t0000000000001001\n\
+            b"Name:\tx\\nTgid:\t9\nTgid:\t7\nNSpid:\t7\t1\nCapEff:\t000001ffffffffff\nCapBnd:\t0\nNoNewPrivs:\t1\nSigIgn:\t0000000000001001\nCpus_allowed_list:\t0-1,3\n\
             voluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\nno colon\n:\n\xff:\xff";
         let expect = Status {
             tgid: Some(7),
@@ -75,6 +79,7 @@ mod tests {
             cap_effective: Some(0x1ff_ffff_ffff),
             cap_bounding: Some(0),
             no_new_privs: Some(true),
+            allowed_cpus: Some(vec![0, 1, 3]),
             ignored_signals: Some(0x1001),
         };
         assert_eq!(parse_status(text), expect);

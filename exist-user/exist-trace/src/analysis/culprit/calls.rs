@@ -79,12 +79,12 @@ fn without_types(function: &str) -> &str {
 /// Something that a call has or has not, or has several times.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Thing {
-    /// The call on the thread directly before was of this function, or made a call of it.
-    After(Id),
+    /// One of the last so many calls on the thread before it was of this function, or made a call of it.
+    After { function: Id, within: u8 },
     /// When it began, another thread was in this function.
     Beside(Id),
-    /// When it began, the thread was on another CPU than at the begin of the call before.
-    MovedBefore,
+    /// When it began, the thread was on another CPU than when the call so many before it began.
+    MovedBefore { within: u8 },
     /// It made calls of this function.
     Calls(Id),
     /// It branched, within itself, from this offset to that one; of the file with this build.
@@ -111,8 +111,17 @@ impl Thing {
     #[must_use]
     pub const fn stands(&self) -> Stands {
         match self {
-            Self::After(_) | Self::Beside(_) | Self::MovedBefore => Stands::Before,
+            Self::After { .. } | Self::Beside(_) | Self::MovedBefore { .. } => Stands::Before,
             Self::Calls(_) | Self::Branch { .. } | Self::Off(_) | Self::Moved | Self::Neighbour(_) => Stands::Within,
+        }
+    }
+
+    /// Of how many calls before it this is true; 0 of what has no such number.
+    #[must_use]
+    pub const fn within(&self) -> u8 {
+        match self {
+            Self::After { within, .. } | Self::MovedBefore { within } => *within,
+            _ => 0,
         }
     }
 
@@ -120,9 +129,9 @@ impl Thing {
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
-            Self::After(_) => "after",
+            Self::After { .. } => "after",
             Self::Beside(_) => "beside",
-            Self::MovedBefore => "moved_before",
+            Self::MovedBefore { .. } => "moved_before",
             Self::Calls(_) => "calls",
             Self::Branch { .. } => "branch",
             Self::Off(_) => "off",
@@ -195,10 +204,14 @@ impl Calls {
     #[must_use]
     pub fn words(&self, thing: &Thing) -> String {
         let name = |id: Id| &*self.names.get(id).function;
+        let within = |n: u8| match n {
+            1 => String::new(),
+            n => format!(" (within {n} calls)"),
+        };
         match thing {
-            Thing::After(id) => format!("after {}", name(*id)),
+            Thing::After { function, within: n } => format!("after {}{}", name(*function), within(*n)),
             Thing::Beside(id) => format!("while another thread is in {}", name(*id)),
-            Thing::MovedBefore => "after a move to another CPU".to_owned(),
+            Thing::MovedBefore { within: n } => format!("after a move to another CPU{}", within(*n)),
             Thing::Calls(id) => format!("calls {}", name(*id)),
             Thing::Branch { from, to, .. } => format!("branches from +{from:#x} to +{to:#x}"),
             Thing::Off(reason) => format!("off the CPU: {reason}"),

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     calls::{Call, Calls, Id, Name, Thing},
-    tree::{Branches, Tree},
+    tree::{Branches, Last, MOST_BEFORE, Tree},
 };
 use crate::{
     flow::Span,
@@ -28,6 +28,10 @@ const MOST_BESIDE: usize = 1 << 21;
 const LEAST_BESIDE_NS: u64 = 1000;
 /// More neighbours, moves and waits are not looked at in one call.
 const MOST_STAYS: usize = 1024;
+
+/// The calls before a call are looked at in these numbers: between two operations of a service there are often small ones.
+const WITHIN: [u8; 4] = [1, 2, 4, 8];
+const _: () = assert!(WITHIN[3] as usize == MOST_BEFORE);
 
 /// A time on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +73,9 @@ pub struct FileGather<'a> {
     off: Vec<(Tid, u64, &'static str)>,
     beside: Vec<Beside>,
     beside_least_ns: u64,
-    /// Index of its first call, and of each when the call before it began.
+    /// Index of its first call, and of each when the calls so many ([`WITHIN`]) before it began.
     first: usize,
-    before: Vec<Option<u64>>,
+    before: Vec<[Option<u64>; WITHIN.len()]>,
 }
 
 impl Gather {
@@ -217,14 +221,8 @@ impl FileGather<'_> {
             return;
         }
         let mut counts = HashMap::new();
-        if let Some(last) = known.before {
-            let direct = all.calls.things.id(&Thing::After(last.function));
-            *all.calls.direct.entry(direct).or_default() += 1;
-            counts.insert(direct, 1);
-            for (inside, _) in last.inside.iter() {
-                counts.insert(all.calls.things.id(&Thing::After(inside)), 1);
-            }
-            all.calls.left_out.crowded += u64::from(last.inside.crowded);
+        for within in WITHIN {
+            all.after(&mut counts, &known.before, within);
         }
         all.calls.kin.insert(function);
         for (called, count) in known.inside.iter() {
@@ -233,7 +231,8 @@ impl FileGather<'_> {
         }
         all.calls.left_out.crowded += u64::from(known.inside.crowded);
         all.branches(&mut counts, build, known.branches);
-        self.before.push(known.before.map(|last| last.start));
+        self.before
+            .push(WITHIN.map(|n| known.before.get(usize::from(n) - 1).map(|last| last.start)));
         all.calls.calls.push(Call {
             file: self.file,
             thread: all.threads - 1,
@@ -301,11 +300,11 @@ impl FileGather<'_> {
             let (tid, from, to) = (call.tid, call.start.0, call.end.0);
             let mut counts = HashMap::new();
             let here = self.cpu_at(tid, from);
-            let before = self.before[at - self.first].and_then(|time| self.cpu_at(tid, time));
-            if let (Some(here), Some(before)) = (here, before)
-                && here != before
-            {
-                self.all.count(&mut counts, &Thing::MovedBefore, 1);
+            for (within, before) in WITHIN.into_iter().zip(self.before[at - self.first]) {
+                let before = before.and_then(|time| self.cpu_at(tid, time));
+                if here.is_some() && before.is_some() && here != before {
+                    self.all.count(&mut counts, &Thing::MovedBefore { within }, 1);
+                }
             }
             let first = self.stays.partition_point(|s| (s.tid, s.to) < (tid, from));
             let within = self.stays[first..]
@@ -391,6 +390,21 @@ impl FileGather<'_> {
 }
 
 impl Gather {
+    fn after(&mut self, counts: &mut HashMap<Id, u32>, before: &[&Last], within: u8) {
+        for last in before.iter().take(usize::from(within)) {
+            let direct = self.calls.things.id(&Thing::After {
+                function: last.function,
+                within,
+            });
+            *self.calls.direct.entry(direct).or_default() += 1;
+            counts.insert(direct, 1);
+            for (function, _) in last.inside.iter() {
+                counts.insert(self.calls.things.id(&Thing::After { function, within }), 1);
+            }
+            self.calls.left_out.crowded += u64::from(within == 1 && last.inside.crowded);
+        }
+    }
+
     fn branches(&mut self, counts: &mut HashMap<Id, u32>, build: &Arc<str>, branches: Branches) {
         for ((from, to), count) in branches {
             let build = build.clone();

@@ -3,6 +3,7 @@
 //! Takes [`Calls`] of one function from one window or many ([`Gather`]). Gives a [`Report`]: the things that slow calls have
 //! more often, or more seldom, than typical ones. Refuses a function of which too few calls were seen to compare.
 //!
+//! - Of the calls before a call the last one, two, four and eight are looked at, each as a thing of its own.
 //! - Slow: as long as the threshold or longer. Typical: shorter, and no longer than the median. What is between is left out.
 //! - Of slow calls that begin while an earlier slow one of another thread still runs only the first counts: they may share a
 //!   cause that has nothing to do with what is looked at. For the same reason the function itself, what it calls and what

@@ -126,7 +126,8 @@ fn bits(column: &[(usize, u32)], at_least: u32, all: usize) -> Vec<u64> {
 fn merged(calls: &Calls, found: Vec<Ranked>) -> Vec<Ranked> {
     let key = |id: Id| {
         let direct = calls.direct.get(&id).copied().unwrap_or(0);
-        (calls.things.get(id).stands(), std::cmp::Reverse(direct), id)
+        let thing = calls.things.get(id);
+        (thing.stands(), thing.within(), std::cmp::Reverse(direct), id)
     };
     let mut groups: Vec<Ranked> = Vec::new();
     let mut by_bits: HashMap<Vec<u64>, usize> = HashMap::new();

@@ -1,6 +1,6 @@
 //! A thread's spans in the order of their ends → for each call of the function: what came before it and what it called.
 //!
-//! Only sums are kept, one for each depth of the stack:
+//! Little is kept, for each depth of the stack: the last calls there, and the sum of what was called.
 //!
 //! ```text
 //!   depth 0  main ───────────────────────────────
@@ -8,13 +8,15 @@
 //!   depth 2      write ─      find ──  copy ──      inside[2]: find, copy, which are Get's when Get ends
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::calls::Id;
 use crate::flow::Span;
 
 /// More different functions are not kept of one call.
 const MOST_FUNCTIONS: usize = 256;
+/// So many calls before a call are looked at.
+pub const MOST_BEFORE: usize = 8;
 /// Branches of calls that did not end are forgotten beyond so many depths.
 const MOST_DEPTHS: usize = 4096;
 
@@ -44,7 +46,7 @@ impl Inside {
     }
 }
 
-/// The last call that ended at a depth.
+/// A call that ended at a depth.
 #[derive(Clone, Debug)]
 pub struct Last {
     pub function: Id,
@@ -57,7 +59,8 @@ pub type Branches = HashMap<(u64, u64), u32>;
 
 #[derive(Debug, Default)]
 struct Depth {
-    last: Option<Last>,
+    /// The newest first.
+    last: VecDeque<Last>,
     inside: Inside,
     branches: Branches,
 }
@@ -65,8 +68,8 @@ struct Depth {
 /// What is known of a span when it ends.
 pub struct Known<'a> {
     pub inside: &'a Inside,
-    /// The call before: at its own depth, else the one before its caller.
-    pub before: Option<&'a Last>,
+    /// The calls before it, the newest first: those at its own depth, then those before its caller, and so on.
+    pub before: Vec<&'a Last>,
     pub branches: Branches,
 }
 
@@ -93,7 +96,13 @@ impl Tree {
         let inside = std::mem::take(&mut self.depths[depth + 1].inside);
         let branches = std::mem::take(&mut self.depths[depth].branches);
         self.depths.truncate(depth + 1);
-        let before = self.depths.iter().rev().find_map(|at| at.last.as_ref());
+        let before = self
+            .depths
+            .iter()
+            .rev()
+            .flat_map(|at| &at.last)
+            .take(MOST_BEFORE)
+            .collect();
         sink(Known {
             inside: &inside,
             before,
@@ -102,7 +111,8 @@ impl Tree {
         let here = &mut self.depths[depth];
         here.inside.merge(&inside);
         here.inside.add(function, 1);
-        here.last = Some(Last {
+        here.last.truncate(MOST_BEFORE - 1);
+        here.last.push_front(Last {
             function,
             start: span.start.0,
             inside,
@@ -140,7 +150,7 @@ mod tests {
                 recursive: false,
             };
             tree.ends(function, &span, |known| {
-                let before = known.before.map_or('-', |last| letter(last.function));
+                let before: String = known.before.iter().map(|last| letter(last.function)).collect();
                 let inside: String = known
                     .inside
                     .iter()
@@ -156,14 +166,22 @@ mod tests {
     fn the_call_before_and_those_inside() {
         check(
             "w2, f1, x2, c2, x2, g1, m0",
-            "w<-{} f<-{w1} x<f{} c<x{} x<c{} g<f{c1x2} m<-{c1f1g1w1x2}",
+            "w<{} f<{w1} x<f{} c<xf{} x<cxf{} g<f{c1x2} m<{c1f1g1w1x2}",
         );
     }
 
     #[test]
     fn the_first_call_of_a_caller_comes_after_what_came_before_the_caller() {
         // loop 0, op 1, Flush or Get 2.
-        check("f2, o1, g2, o1, g2, o1", "f<-{} o<-{f1} g<o{} o<o{g1} g<o{} o<o{g1}");
+        // No more than the last eight.
+        check(
+            "a1, b1, c1, d1, e1, f1, g1, h1, i1, j2",
+            &format!(
+                "{} i<hgfedcba{{}} j<ihgfedcb{{}}",
+                "a<{} b<a{} c<ba{} d<cba{} e<dcba{} f<edcba{} g<fedcba{} h<gfedcba{}"
+            ),
+        );
+        check("f2, o1, g2, o1, g2, o1", "f<{} o<{f1} g<o{} o<o{g1} g<oo{} o<oo{g1}");
     }
 
     #[test]
