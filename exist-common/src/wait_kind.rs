@@ -91,6 +91,28 @@ impl Wait {
         self.state != 0 && self.flags & wait_flags::NEW == 0
     }
 
+    /// Since when it was runnable; `None`: it slept, and nobody saw its wake-up.
+    #[must_use]
+    pub const fn runnable_from(&self) -> Option<u64> {
+        if self.slept() && self.runnable_ns == 0 {
+            None
+        } else if self.runnable_ns > self.off_ns {
+            Some(self.runnable_ns)
+        } else {
+            Some(self.off_ns)
+        }
+    }
+
+    /// Until when it waited for what its kind says: a sleep ends when it is runnable, as far as that was seen; all else
+    /// when it runs.
+    #[must_use]
+    pub const fn waited_until(&self) -> u64 {
+        match self.runnable_from() {
+            Some(runnable) if self.slept() => runnable,
+            _ => self.run_ns,
+        }
+    }
+
     /// Why it was off the CPU.
     #[must_use]
     pub const fn kind(&self) -> WaitKind {
@@ -147,6 +169,20 @@ pub const fn takes_file(syscall: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sleep_ends_when_it_is_runnable() {
+        let check = |state, times: [u64; 3], runnable, until| {
+            let mut wait = Wait::from_bytes(&[0; crate::WAIT_BYTES]).unwrap();
+            (wait.state, [wait.off_ns, wait.runnable_ns, wait.run_ns]) = (state, times);
+            assert_eq!((wait.runnable_from(), wait.waited_until()), (runnable, until));
+        };
+        check(1, [10, 15, 20], Some(15), 15);
+        check(1, [10, 5, 20], Some(10), 10);
+        check(1, [10, 0, 20], None, 20);
+        check(0, [10, 10, 20], Some(10), 20);
+        check(0, [10, 0, 20], Some(10), 20);
+    }
 
     #[test]
     fn kinds_of_waits() {

@@ -16,6 +16,7 @@ mod report;
 mod roots;
 mod spool;
 pub mod text;
+mod times;
 mod utilization;
 
 use std::{

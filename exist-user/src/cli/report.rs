@@ -8,11 +8,12 @@ use std::{
 use clap::Args;
 use exist_trace::{
     analysis::{
+        latency::Latency,
         report::{Report as Answer, ThreadRow, report},
-        waits::{ThreadWaits, waits},
+        states::{GroupRow, States, ThreadRow as ThreadWaits},
+        times::times,
     },
     export::ndjson::LossRow,
-    file::Piece,
     flow::{FunctionRow, Windows},
     session::Waits,
 };
@@ -24,6 +25,7 @@ use super::{
     flow::{self, CoverageRow, Decoded, NO_CLOCKS},
     pieces, read,
     text::{self, Align, Table},
+    times::{self, Show},
     utilization,
 };
 
@@ -33,12 +35,17 @@ use super::{
 SWITCHES counts switches out: the kernel's voluntary and nonvoluntary context switches together.
 Where switches are missing, ON CPU is what is certain, and AT MOST its upper bound.
 LEAST CPUS is over all windows of a length in which no switch is missing.
+Where waits were recorded: a GROUP is threads whose names differ only in numbers; AT is when the longest began.
+RUNNABLE is time between being runnable and running; BECAUSE OF says who had the CPU meanwhile (target: own
+threads; other; kernel), or: idle (it woke up), moved (to an idle CPU), throttled (quota used up).
 
 Examples:
   exist report trace.exist
   exist report trace.exist --top 10
+  exist report trace.exist --details
   exist report trace.exist --json | jq '.threads[] | {name, on_cpu_ns}'
   exist report trace.exist --json | jq '.utilization[] | {window_ns, worst: .worst[0]}'
+  exist report trace.exist --json | jq '.groups[] | {group, kinds}, .latency.all'
   exist report trace.exist --strict > /dev/null || echo something is missing")]
 pub struct Report {
     /// The trace
@@ -49,6 +56,9 @@ pub struct Report {
     /// Show only the threads, and the losses, that matter most
     #[arg(long, value_name = "N", conflicts_with = "json")]
     top: Option<usize>,
+    /// Waits: also each thread, and the scheduler's latency on each CPU
+    #[arg(long, conflicts_with = "json")]
+    details: bool,
     /// Functions: the folder that holds the recorded machine's files [default: the process', or this machine's]
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
@@ -63,6 +73,10 @@ struct Whole<'a> {
     answer: &'a Answer,
     #[serde(skip_serializing_if = "Option::is_none")]
     waits: Option<&'a [ThreadWaits]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    groups: Option<&'a [GroupRow]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    latency: Option<&'a Latency>,
     #[serde(skip_serializing_if = "Option::is_none")]
     functions: Option<&'a [FunctionRow]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -90,11 +104,13 @@ impl Report {
         } else {
             None
         };
-        let waited = self.waits(&data)?;
+        let times = self.times(&data)?;
         if self.json {
             let whole = Whole {
                 answer: &answer,
-                waits: waited.as_deref(),
+                waits: times.as_ref().map(|(states, _)| &states.threads[..]),
+                groups: times.as_ref().map(|(states, _)| &states.groups[..]),
+                latency: times.as_ref().map(|(_, latency)| latency),
                 functions: traced.as_ref().map(|(functions, _)| &functions[..]),
                 coverage: traced.as_ref().map(|(_, coverage)| coverage),
             };
@@ -103,8 +119,13 @@ impl Report {
         } else {
             let top = self.top.unwrap_or(usize::MAX);
             print(&answer, top, out)?;
-            if let Some(rows) = &waited {
-                print_waits(rows, &answer, top, out)?;
+            if let Some((states, latency)) = &times {
+                let show = Show {
+                    top,
+                    details: self.details,
+                    start_ns: answer.start_ns,
+                };
+                times::print(states, latency, show, out)?;
             }
             if let Some((rows, coverage)) = &traced {
                 functions(rows, coverage, answer.start_ns, top.min(40), out)?;
@@ -113,17 +134,10 @@ impl Report {
         Ok(self.strictness.outcome(answer.losses.len()))
     }
 
-    /// `None`: they were not recorded.
-    fn waits(&self, data: &[u8]) -> anyhow::Result<Option<Vec<ThreadWaits>>> {
+    /// `None`: waits were not recorded.
+    fn times(&self, data: &[u8]) -> anyhow::Result<Option<(States, Latency)>> {
         let pieces = pieces(data, &self.file)?;
-        if pieces.header().session.waits == Waits::Off {
-            return Ok(None);
-        }
-        let all = pieces.flat_map(|piece| match piece {
-            Piece::Generation(generation, _) => generation.waits,
-            Piece::Loss(_) | Piece::Unseen(_) => Vec::new(),
-        });
-        Ok(Some(waits(all)))
+        Ok((pieces.header().session.waits == Waits::On).then(|| times(pieces)))
     }
 }
 
@@ -201,45 +215,6 @@ fn threads(r: &Answer, top: usize, out: &mut dyn Write) -> io::Result<()> {
     }
     table.print("", out)?;
     more(r.threads.len(), top, "threads", out)
-}
-
-fn print_waits(rows: &[ThreadWaits], answer: &Answer, top: usize, out: &mut dyn Write) -> io::Result<()> {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("THREAD", Left),
-        ("TID", Right),
-        ("WAITS FOR", Left),
-        ("COUNT", Right),
-        ("TOTAL", Right),
-        ("P50", Right),
-        ("P99", Right),
-        ("MAX", Right),
-    ]);
-    for thread in rows.iter().take(top) {
-        let named = answer
-            .threads
-            .iter()
-            .find(|t| t.tid == thread.tid && t.pid == thread.pid);
-        let mut who = named.map(name).unwrap_or_default();
-        let mut tid = thread.tid.to_string();
-        let kinds = thread.kinds.iter().map(|row| (row.kind, row.stretches));
-        for (kind, s) in std::iter::once(("(runnable)", thread.runnable)).chain(kinds) {
-            let times = [s.total_ns, s.p50_ns, s.p99_ns, s.max_ns].map(text::duration);
-            let [total, p50, p99, max] = times;
-            let cells = [std::mem::take(&mut who), std::mem::take(&mut tid), kind.to_owned()];
-            table.row(cells.into_iter().chain([s.count.to_string(), total, p50, p99, max]));
-        }
-    }
-    table.print("", out)?;
-    more(rows.len(), top, "threads that waited", out)?;
-    let unseen: u64 = rows.iter().map(|thread| thread.unseen).sum();
-    if unseen > 0 {
-        writeln!(
-            out,
-            "note: {unseen} wake-ups were not seen: their time runnable counts as waiting"
-        )?;
-    }
-    Ok(())
 }
 
 fn functions(

@@ -1,7 +1,11 @@
 //! What is read from a trace, a file for each question.
 
+pub mod tally;
+pub mod observe;
 pub mod utilization;
 
 pub mod culprit;
+pub mod latency;
 pub mod report;
-pub mod waits;
+pub mod states;
+pub mod times;
