@@ -129,6 +129,16 @@ fn mappings_losses_operations_and_life() {
 }
 
 #[test]
+fn a_diagnosis_needs_waits() {
+    let ran = exist(&["diagnose", TRACE, "--json"]);
+    assert_eq!((ran.code, ran.out.as_str()), (1, ""));
+    assert!(ran.err.contains("--waits on"), "{}", ran.err);
+    let ran = exist(&["report", TRACE, "--critical-path", "last"]);
+    assert_eq!((ran.code, ran.out.as_str()), (1, ""));
+    assert!(ran.err.contains("--waits on"), "{}", ran.err);
+}
+
+#[test]
 fn a_doctor_needs_no_root() {
     let ran = exist(&["doctor", "--json"]);
     assert!(matches!(ran.code, 0 | 1), "{ran:?}");

@@ -2,8 +2,10 @@
 //!
 //! Results go to standard output, everything else to standard error.
 
+mod blockers;
 mod code;
 mod culprit;
+mod diagnose;
 mod doctor;
 mod dump;
 mod export;
@@ -50,6 +52,7 @@ enum Command {
     Report(report::Report),
     Dump(dump::Dump),
     Culprit(culprit::Culprit),
+    Diagnose(diagnose::Diagnose),
     Export(export::Export),
     Spool(spool::Spool),
     Completions(page::Completions),
@@ -153,6 +156,7 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         Command::Report(report) => report.run(out),
         Command::Dump(dump) => dump.run(out),
         Command::Culprit(culprit) => culprit.run(out),
+        Command::Diagnose(diagnose) => diagnose.run(out),
         Command::Export(export) => export.run(),
         Command::Spool(spool) => spool.run(out),
         Command::Completions(completions) => completions.run(&mut Cli::command(), out),

@@ -8,7 +8,9 @@ use std::{
 use clap::Args;
 use exist_trace::{
     analysis::{
+        blockers::{Blockers, blockers},
         latency::Latency,
+        path::{History, Path as CriticalPath},
         report::{Report as Answer, ThreadRow, report},
         states::{GroupRow, States, ThreadRow as ThreadWaits},
         times::times,
@@ -20,7 +22,7 @@ use exist_trace::{
 use serde::Serialize;
 
 use super::{
-    Outcome, Strictness,
+    Outcome, Strictness, blockers,
     code::Roots,
     flow::{self, CoverageRow, Decoded, NO_CLOCKS},
     pieces, read,
@@ -43,6 +45,7 @@ Examples:
   exist report trace.exist
   exist report trace.exist --top 10
   exist report trace.exist --details
+  exist report trace.exist --critical-path 4711 --from 1.25 --to 1.5
   exist report trace.exist --json | jq '.threads[] | {name, on_cpu_ns}'
   exist report trace.exist --json | jq '.utilization[] | {window_ns, worst: .worst[0]}'
   exist report trace.exist --json | jq '.groups[] | {group, kinds}, .latency.all'
@@ -56,6 +59,16 @@ pub struct Report {
     /// Show only the threads, and the losses, that matter most
     #[arg(long, value_name = "N", conflicts_with = "json")]
     top: Option<usize>,
+    /// Waits: the critical path of a thread, or (`last`) of the one that ran last: what each moment was spent on, through
+    /// the threads that it waited for; with --details each segment
+    #[arg(long, value_name = "TID|last", value_parser = path_of)]
+    critical_path: Option<PathOf>,
+    /// Critical path: where it begins, in seconds since the recording began
+    #[arg(long, value_name = "SECONDS", requires = "critical_path")]
+    from: Option<f64>,
+    /// Critical path: where it ends
+    #[arg(long, value_name = "SECONDS", requires = "critical_path")]
+    to: Option<f64>,
     /// Waits: also each thread, and the scheduler's latency on each CPU
     #[arg(long, conflicts_with = "json")]
     details: bool,
@@ -64,6 +77,22 @@ pub struct Report {
     root: Option<PathBuf>,
     #[command(flatten)]
     strictness: Strictness,
+}
+
+/// Whose critical path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PathOf {
+    Thread(u32),
+    Last,
+}
+
+fn path_of(text: &str) -> Result<PathOf, String> {
+    match text {
+        "last" => Ok(PathOf::Last),
+        _ => {
+            (text.parse().map(PathOf::Thread)).map_err(|_| format!("`{text}` is no thread; write its number, or last"))
+        }
+    }
 }
 
 /// The report with what not every trace has.
@@ -77,6 +106,10 @@ struct Whole<'a> {
     groups: Option<&'a [GroupRow]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     latency: Option<&'a Latency>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    blockers: Option<&'a Blockers>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    critical_path: Option<&'a CriticalPath>,
     #[serde(skip_serializing_if = "Option::is_none")]
     functions: Option<&'a [FunctionRow]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,12 +138,19 @@ impl Report {
             None
         };
         let times = self.times(&data)?;
+        let blocked = match &times {
+            Some(_) => Some(blockers(pieces(&data, &self.file)?, pieces(&data, &self.file)?)),
+            None => None,
+        };
+        let path = self.critical_path(&data, &answer)?;
         if self.json {
             let whole = Whole {
                 answer: &answer,
                 waits: times.as_ref().map(|(states, _)| &states.threads[..]),
                 groups: times.as_ref().map(|(states, _)| &states.groups[..]),
                 latency: times.as_ref().map(|(_, latency)| latency),
+                blockers: blocked.as_ref(),
+                critical_path: path.as_ref().map(|(_, path)| path),
                 functions: traced.as_ref().map(|(functions, _)| &functions[..]),
                 coverage: traced.as_ref().map(|(_, coverage)| coverage),
             };
@@ -119,13 +159,19 @@ impl Report {
         } else {
             let top = self.top.unwrap_or(usize::MAX);
             print(&answer, top, out)?;
+            let show = Show {
+                top,
+                details: self.details,
+                start_ns: answer.start_ns,
+            };
             if let Some((states, latency)) = &times {
-                let show = Show {
-                    top,
-                    details: self.details,
-                    start_ns: answer.start_ns,
-                };
                 times::print(states, latency, show, out)?;
+            }
+            if let Some(blocked) = &blocked {
+                blockers::print(blocked, show, out)?;
+            }
+            if let Some((tid, path)) = &path {
+                blockers::print_path(path, *tid, &answer, show, out)?;
             }
             if let Some((rows, coverage)) = &traced {
                 functions(rows, coverage, answer.start_ns, top.min(40), out)?;
@@ -138,6 +184,34 @@ impl Report {
     fn times(&self, data: &[u8]) -> anyhow::Result<Option<(States, Latency)>> {
         let pieces = pieces(data, &self.file)?;
         Ok((pieces.header().session.waits == Waits::On).then(|| times(pieces)))
+    }
+
+    /// Whose path it is, and the path; `None`: it was not asked for.
+    fn critical_path(&self, data: &[u8], answer: &Answer) -> anyhow::Result<Option<(u32, CriticalPath)>> {
+        let Some(asked) = &self.critical_path else {
+            return Ok(None);
+        };
+        let pieces = pieces(data, &self.file)?;
+        if pieces.header().session.waits == Waits::Off {
+            anyhow::bail!("there is no critical path without waits: record with `--waits on`");
+        }
+        let after = |seconds: Option<f64>| seconds.map(|s| answer.start_ns.saturating_add((s * 1e9) as u64));
+        let from = after(self.from).unwrap_or(answer.start_ns).max(answer.start_ns);
+        let to = after(self.to).unwrap_or(answer.end_ns).min(answer.end_ns);
+        if from >= to {
+            anyhow::bail!("--from and --to leave no time within the recording");
+        }
+        let history = History::read(pieces, from, to);
+        let tid = match asked {
+            PathOf::Thread(tid) if answer.threads.iter().any(|t| t.tid == *tid) => *tid,
+            PathOf::Thread(tid) => {
+                anyhow::bail!("thread {tid} is not in the trace; `exist report` lists those that are")
+            }
+            PathOf::Last => history
+                .last_to_run()
+                .ok_or_else(|| anyhow::anyhow!("no thread ran between --from and --to"))?,
+        };
+        Ok(Some((tid, history.path(tid))))
     }
 }
 

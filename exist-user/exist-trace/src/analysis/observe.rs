@@ -6,7 +6,7 @@
 use exist_common::Wait;
 
 use crate::{
-    file::{Piece, Pieces},
+    file::Piece,
     flow::{Sched, Seen, Step, Threads},
 };
 
@@ -45,7 +45,7 @@ impl Who {
 }
 
 /// Gives everything in a file to `sink`.
-pub fn observe(pieces: Pieces<'_>, mut sink: impl FnMut(Observed<'_>)) -> (Threads, Seen) {
+pub fn observe(pieces: impl IntoIterator<Item = Piece>, mut sink: impl FnMut(Observed<'_>)) -> (Threads, Seen) {
     let mut sched = Sched::default();
     let mut steps = Vec::new();
     for piece in pieces {
