@@ -10,6 +10,7 @@ mod accuracy;
 mod aux;
 mod capture;
 mod check;
+mod culprit;
 mod death;
 mod decoded;
 pub mod demo;
@@ -22,6 +23,7 @@ mod latency;
 mod libraries;
 mod ops;
 mod packages;
+mod plan;
 mod truth;
 mod workloads;
 
@@ -103,6 +105,10 @@ enum What {
     Latency(latency::Args),
     /// What ends or limits a recording: kills, budget, locked memory, a CPU that goes, a binary that is replaced
     Death(death::Args),
+    /// A service with a planted reason for slow calls: whether `exist culprit` names it
+    Culprit(culprit::Args),
+    /// Tiny buffers by where the target runs, against equal ones
+    Plan(plan::Args),
     /// Print the ground truth of a run in numbers
     Truth {
         /// The run's name in target/lab/run
@@ -203,6 +209,8 @@ pub fn run(args: &Args) -> Result<()> {
         Some(What::Kernels(args)) => kernels::run(args),
         Some(What::Latency(args)) => latency::run(args),
         Some(What::Death(args)) => death::run(args),
+        Some(What::Culprit(args)) => culprit::run(args),
+        Some(What::Plan(args)) => plan::run(args),
         Some(What::Truth { name }) => print_truth(name),
         None => run_command(args),
     }

@@ -22,7 +22,7 @@ pub struct Workload {
 
 const C: &[&str] = &["cc", "-O1", "-g", "-pthread"];
 
-/// Every workload.
+/// The workloads of every command.
 pub const ALL: &[Workload] = &[
     Workload {
         name: "single",
@@ -68,12 +68,28 @@ pub const ALL: &[Workload] = &[
     },
 ];
 
+/// Those of one command each: what they do depends on time.
+const OTHERS: &[Workload] = &[
+    Workload {
+        name: "stories",
+        source: "stories.c",
+        compile: C,
+        arguments: &["flush", "1", "20"],
+    },
+    Workload {
+        name: "skew",
+        source: "skew.c",
+        compile: C,
+        arguments: &["1", "90", "10"],
+    },
+];
+
 /// Builds a workload, if its source is newer than what was built.
 ///
 /// # Errors
 /// An unknown name, with those that are known; a missing compiler; a source that does not compile.
 pub fn build(name: &str) -> Result<(PathBuf, Workload)> {
-    let Some(workload) = ALL.iter().find(|workload| workload.name == name) else {
+    let Some(workload) = ALL.iter().chain(OTHERS).find(|workload| workload.name == name) else {
         let known: Vec<_> = ALL.iter().map(|workload| workload.name).collect();
         bail!("no workload is called {name}; there are: {}", known.join(", "));
     };

@@ -183,7 +183,8 @@ impl FileGather<'_> {
         let Some((tid, mut tree)) = self.thread.take() else {
             return;
         };
-        if !span.recursive {
+        // Of a call whose begin or end was not seen it is not known how long it was there.
+        if !span.recursive && !span.inferred {
             self.beside(Beside {
                 tid,
                 function,
@@ -250,7 +251,7 @@ impl FileGather<'_> {
         }
         self.beside.push(beside);
         while self.beside.len() > MOST_BESIDE {
-            self.beside_least_ns *= 2;
+            self.beside_least_ns = self.beside_least_ns.saturating_mul(2);
             let least = self.beside_least_ns;
             self.beside.retain(|b| b.to - b.from >= least);
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{
-    calls::{Calls, Id, Stands},
+    calls::{Calls, Id, Stands, Thing},
     exact::{Factorials, Table, holm},
 };
 
@@ -169,6 +169,10 @@ fn explanations(
     (0..found.len())
         .map(|one| {
             let explains = |by: &usize| {
+                // The same thing, looked at in another number of calls: the number that tells most.
+                if same_but_within(calls, found[*by].thing, found[one].thing) {
+                    return found[*by].ln_p < found[one].ln_p;
+                }
                 // What happened in the call is no explanation of what was before it.
                 let before = stands(&found[*by]) <= stands(&found[one]);
                 let ln = EXPLAINED.ln();
@@ -180,6 +184,15 @@ fn explanations(
             best.map(|by| (by, left[one][by]))
         })
         .collect()
+}
+
+/// Whether two things differ only in how many calls before the call are looked at.
+fn same_but_within(calls: &Calls, a: Id, b: Id) -> bool {
+    match (calls.things.get(a), calls.things.get(b)) {
+        (Thing::After { function: a, within: m }, Thing::After { function: b, within: n }) => a == b && m != n,
+        (Thing::MovedBefore { within: m }, Thing::MovedBefore { within: n }) => m != n,
+        _ => false,
+    }
 }
 
 /// The tables of `one` for the calls that have `by`, and for those that have not.

@@ -193,30 +193,44 @@ fn report(story: Story, seeds: std::ops::Range<u64>, options: &Options) -> Repor
     culprit(&gather.calls(), "Get", options).unwrap()
 }
 
-fn first_is(story: Story, expect: &str) {
-    let first = |seed: u64| {
-        let report = report(story, seed..seed + 1, &Options::default());
-        let what = report.findings.first().map(|f| f.what.clone());
-        what.unwrap_or_else(|| "nothing".to_owned())
-    };
-    let seen: Vec<String> = (1..=20).map(first).collect();
+/// The cause is first in 19 of 20 runs; what correlates with it is found too, and is explained by it.
+fn first_is(story: Story, expect: &str, confounder: &str) {
+    let reports: Vec<Report> = (1..=20)
+        .map(|seed| report(story, seed..seed + 1, &Options::default()))
+        .collect();
+    let first = |r: &Report| r.findings.first().map_or("nothing".to_owned(), |f| f.what.clone());
+    let seen: Vec<String> = reports.iter().map(first).collect();
     let right = seen.iter().filter(|what| *what == expect).count();
     assert!(right >= 19, "{story:?}: {right} of 20: {seen:?}");
+    let found = reports
+        .iter()
+        .flat_map(|r| &r.findings)
+        .filter(|f| f.what == confounder);
+    let found: Vec<bool> = found.map(|f| f.explained_by == Some(0)).collect();
+    let explained = found.iter().filter(|explained| **explained).count();
+    // It is there, or the test would say nothing of it.
+    assert!(found.len() >= 5, "{story:?}: {confounder} in {} of 20", found.len());
+    assert!(
+        explained * 10 >= found.len() * 9,
+        "{story:?}: {explained} of {}",
+        found.len()
+    );
 }
 
 #[test]
 fn get_is_slow_after_a_flush() {
-    first_is(Story::AfterFlush, "after Flush");
+    first_is(Story::AfterFlush, "after Flush", "while another thread is in WriteLog");
 }
 
 #[test]
 fn get_is_slow_while_another_thread_compacts() {
-    first_is(Story::WhileCompacting, "while another thread is in Compact");
+    let expect = "while another thread is in Compact";
+    first_is(Story::WhileCompacting, expect, "while another thread is in WriteLog");
 }
 
 #[test]
 fn get_is_slow_after_a_move() {
-    first_is(Story::AfterMove, "after a move to another CPU");
+    first_is(Story::AfterMove, "after a move to another CPU", "after Scan");
 }
 
 #[test]
@@ -227,32 +241,8 @@ fn a_story_without_a_cause_has_a_finding_in_one_of_twenty_at_the_most() {
         let of_before = report.findings.iter().filter(|f| f.stands == Stands::Before);
         of_before.map(|f| f.what.clone()).collect::<Vec<_>>()
     };
-    let found: Vec<_> = (1..=100).map(before).filter(|found| !found.is_empty()).collect();
-    assert!(found.len() <= 5, "{} of 100: {found:?}", found.len());
-}
-
-#[test]
-fn what_correlates_with_the_cause_is_explained_by_it() {
-    for (story, confounder) in [
-        (Story::AfterFlush, "while another thread is in WriteLog"),
-        (Story::WhileCompacting, "while another thread is in WriteLog"),
-        (Story::AfterMove, "after Scan"),
-    ] {
-        let found = |seed: u64| {
-            let report = report(story, seed..seed + 1, &Options::default());
-            let of = report.findings.into_iter().find(|f| f.what == confounder);
-            of.map(|f| f.explained_by == Some(0))
-        };
-        let found: Vec<bool> = (1..=20).filter_map(found).collect();
-        let explained = found.iter().filter(|e| **e).count();
-        // It is there, or the test would say nothing of it.
-        assert!(found.len() >= 5, "{story:?}: seen in {} of 20", found.len());
-        assert!(
-            explained * 10 >= found.len() * 9,
-            "{story:?}: {explained} of {}",
-            found.len()
-        );
-    }
+    let found: Vec<_> = (1..=80).map(before).filter(|found| !found.is_empty()).collect();
+    assert!(found.len() <= 4, "{} of 80: {found:?}", found.len());
 }
 
 #[test]
