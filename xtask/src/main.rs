@@ -42,7 +42,7 @@ enum Command {
     /// Fuzz every parser for some seconds each (needs a nightly compiler and cargo-fuzz).
     Fuzz(fuzz::Args),
     /// Run a command in a guest with an emulated Intel PT; see tests/lab/README.md.
-    Lab(lab::Args),
+    Lab(Box<lab::Args>),
     /// Build the container image's root file system, for `docker import`.
     Image,
     /// Install what is missing.

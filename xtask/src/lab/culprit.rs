@@ -1,5 +1,5 @@
 //! `cargo xtask lab culprit`: a service whose calls of Get are slow for a planted reason, recorded in the guest; whether
-//! `exist culprit` names the reason first. One boot for each story, a recording for each seed (tests/lab/workloads/stories.c).
+//! `exist culprit` names the reason first, and what a sampling profile shows of it. One boot for each story, a recording for each seed (tests/lab/workloads/stories.c).
 
 use std::{
     collections::BTreeMap,
@@ -50,13 +50,15 @@ pub struct Args {
     json: bool,
 }
 
-/// A story, and what the first finding begins with; `None`: nothing was planted.
-const STORIES: [(&str, Option<&str>); 4] = [
-    ("flush", Some("after Flush")),
-    ("compact", Some("while another thread is in Compact")),
-    ("move", Some("after a move to another CPU")),
+/// A story, what the first finding begins with, and the function that is the reason; `None`: nothing was planted.
+const STORIES: [(&str, Option<(&str, &str)>); 4] = [
+    ("flush", Some(("after Flush", "Flush"))),
+    ("compact", Some(("while another thread is in Compact", "Compact"))),
+    ("move", Some(("after a move to another CPU", "Move"))),
     ("null", None),
 ];
+/// A profile that gives the reason no more than so many percent of its samples says nothing of it.
+const NO_SHARE: f64 = 5.0;
 
 /// What of `exist culprit --json` is looked at.
 #[derive(Deserialize)]
@@ -96,10 +98,14 @@ pub fn run(args: &Args) -> Result<()> {
             .iter()
             .map(|seed| outcome.folder.join(format!("out/{seed}.exist")))
             .collect();
+        let begins = planted.map(|(begins, _)| begins);
         let first = files
             .iter()
-            .map(|file| first(&exist, &outcome, file, &args.slower_than, planted));
-        report.row(judge(story, planted, &first.collect::<Result<Vec<_>>>()?));
+            .map(|file| first(&exist, &outcome, file, &args.slower_than, begins));
+        report.row(judge(story, begins, &first.collect::<Result<Vec<_>>>()?));
+        if let Some((_, reason)) = planted {
+            report.row(profile(story, reason, &outcome.text("profile.txt")?)?);
+        }
     }
     if !report.finish() {
         bail!("a row is not ok");
@@ -110,10 +116,13 @@ pub fn run(args: &Args) -> Result<()> {
 fn record(lab: &Lab, guest: &GuestArgs, name: &str, (story, calls): (&str, u32), seeds: &[u32]) -> Result<Outcome> {
     let seeds: Vec<String> = seeds.iter().map(u32::to_string).collect();
     let script = format!(
-        "for seed in {}; do exist record --pt on -o $seed.exist -- /lab/bin/stories {story} $seed {calls} || exit; done",
-        seeds.join(" ")
+        "for seed in {}; do exist record --pt on -o $seed.exist -- /lab/bin/stories {story} $seed {calls} || exit; done\n\
+         perf record -q -F 997 -e cpu-clock:u -o perf.data -- /lab/bin/stories {story} {} {calls} || exit\n\
+         perf report -i perf.data --stdio --sort symbol > profile.txt 2>/dev/null",
+        seeds.join(" "),
+        seeds.first().map_or("1", String::as_str)
     );
-    let outcome = lab.run(&guest.plan(script, false), name)?;
+    let outcome = lab.run(&guest.plan(script, true), name)?;
     if outcome.code != 0 {
         bail!(
             "exist record ended with {} in the guest: {}",
@@ -138,6 +147,30 @@ fn first(exist: &Path, outcome: &Outcome, file: &Path, slower_than: &str, plante
     let counts = |finding: &Finding| planted.is_some() || finding.stands == "before";
     let first = culprit.findings.into_iter().find(counts);
     Ok(first.map_or_else(|| NOTHING.to_owned(), |finding| finding.what))
+}
+
+/// What a sampling profile of the first seed, by stock perf, shows of the reason.
+fn profile(story: &str, reason: &str, text: &str) -> Result<Row> {
+    let rows = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let share: f64 = words.next()?.strip_suffix('%')?.parse().ok()?;
+        Some((share, words.nth(1)?))
+    });
+    let rows: Vec<(f64, &str)> = rows.collect();
+    let Some((most, hottest)) = rows.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0)) else {
+        bail!("the sampling profile of {story} has no samples: {text}");
+    };
+    let share: f64 = rows
+        .iter()
+        .filter(|(_, symbol)| *symbol == reason)
+        .map(|(share, _)| share)
+        .sum();
+    Ok(
+        Row::new(format!("{story}: share of {reason} in a sampling profile"), "%")
+            .ours(share)
+            .at_most(NO_SHARE)
+            .note(format!("the highest is {hottest} with {most} %")),
+    )
 }
 
 const NOTHING: &str = "nothing";
