@@ -3,7 +3,7 @@
 use crate::WireError;
 
 /// Size of a [`Wait`] on the wire and in the trace file, in bytes.
-pub const WAIT_BYTES: usize = 64;
+pub const WAIT_BYTES: usize = 72;
 
 /// Bits of [`Wait::flags`].
 pub mod wait_flags {
@@ -30,8 +30,8 @@ pub mod holder {
 /// A wait. It keeps what the kernel showed; [`Wait::kind`](crate::Wait::kind) says what that means.
 ///
 /// ```text
-///  0        8          16            24       32    36    40      44           48     56        58    60       61      62     63      64
-///  | off_ns | waking_ns | runnable_ns | run_ns | pid | tid | waker | holder_tid | arg0 | syscall | cpu | holder | flags | file | state |
+///  0        8          16            24       32    36    40      44           48     56        58    60       61      62     63      64              72
+///  | off_ns | waking_ns | runnable_ns | run_ns | pid | tid | waker | holder_tid | arg0 | syscall | cpu | holder | flags | file | state | holder_cgroup |
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,6 +66,9 @@ pub struct Wait {
     pub file: u8,
     /// The low 8 bits of the task state at switch-out; 0: it was runnable.
     pub state: u8,
+    /// [`holder::OTHER`]: the kernel's ID of the cgroup that the thread was in, in the hierarchy that decides who is of the
+    /// target (with a process as the target: in version 2); otherwise 0. A number, not a name: that stays on the node.
+    pub holder_cgroup: u64,
 }
 
 const _: () = assert!(size_of::<Wait>() == WAIT_BYTES && align_of::<Wait>() == 8);
@@ -74,7 +77,7 @@ impl Wait {
     /// [`Self::syscall`] of a wait outside of system calls.
     pub const NO_SYSCALL: u16 = u16::MAX;
 
-    /// The 64 bytes of the wire and of the file, little-endian.
+    /// The 72 bytes of the wire and of the file, little-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; WAIT_BYTES] {
         let mut out = [0; WAIT_BYTES];
@@ -90,11 +93,12 @@ impl Wait {
         out[48..56].copy_from_slice(&self.arg0.to_le_bytes());
         out[56..58].copy_from_slice(&self.syscall.to_le_bytes());
         out[58..60].copy_from_slice(&self.cpu.to_le_bytes());
-        out[60..].copy_from_slice(&[self.holder, self.flags, self.file, self.state]);
+        out[60..64].copy_from_slice(&[self.holder, self.flags, self.file, self.state]);
+        out[64..].copy_from_slice(&self.holder_cgroup.to_le_bytes());
         out
     }
 
-    /// Reads one: every 64 bytes are one.
+    /// Reads one: every 72 bytes are one.
     ///
     /// # Errors
     /// [`WireError::Length`] unless there are exactly [`WAIT_BYTES`] bytes.
@@ -119,6 +123,7 @@ impl Wait {
             flags: b[61],
             file: b[62],
             state: b[63],
+            holder_cgroup: u64_at(64),
         })
     }
 }
@@ -137,6 +142,7 @@ mod tests {
             (wait.syscall, wait.cpu, wait.holder, wait.state),
             (0x3a39, 0x3c3b, 61, 64)
         );
+        assert_eq!(wait.holder_cgroup, 0x4847_4645_4443_4241);
         assert_eq!(wait.to_bytes(), bytes);
         for len in (0..80).filter(|&n| n != WAIT_BYTES) {
             assert_eq!(Wait::from_bytes(&[0; 80][..len]), Err(WireError::Length(len)));

@@ -113,6 +113,17 @@ impl Wait {
         }
     }
 
+    /// The system call that it slept in, or yielded by. Where it was preempted tells nothing of why.
+    #[must_use]
+    pub const fn slept_in(&self) -> Option<u16> {
+        let gave_way = self.slept() || matches!(self.kind(), WaitKind::Yielded);
+        if gave_way && self.syscall != Self::NO_SYSCALL {
+            Some(self.syscall)
+        } else {
+            None
+        }
+    }
+
     /// Why it was off the CPU.
     #[must_use]
     pub const fn kind(&self) -> WaitKind {
@@ -176,6 +187,8 @@ mod tests {
             let mut wait = Wait::from_bytes(&[0; crate::WAIT_BYTES]).unwrap();
             (wait.state, [wait.off_ns, wait.runnable_ns, wait.run_ns]) = (state, times);
             assert_eq!((wait.runnable_from(), wait.waited_until()), (runnable, until));
+            wait.syscall = 74;
+            assert_eq!(wait.slept_in(), (state != 0).then_some(74));
         };
         check(1, [10, 15, 20], Some(15), 15);
         check(1, [10, 5, 20], Some(10), 10);

@@ -72,6 +72,12 @@ impl Cgroup {
     }
 }
 
+/// ID of the cgroup that a task is in, in the hierarchy that decides.
+#[inline(always)]
+pub fn cgroup_id(task: Task) -> u64 {
+    Cgroup::of(task).id()
+}
+
 /// Whether the cgroup with this ID is one of the target's.
 #[inline(always)]
 pub fn holds(id: u64) -> bool {

@@ -92,6 +92,15 @@ pub fn enters(cpu: &mut CpuState, next: Task, prev: Task, prev_is_target: bool, 
     let off_ns = waiting.off_ns;
     if off_ns != 0 {
         let holder_tid = prev.tid();
+        let whose = if holder_tid == 0 {
+            holder::IDLE
+        } else if prev_is_target {
+            holder::TARGET
+        } else if prev.is_kernel() {
+            holder::KERNEL
+        } else {
+            holder::OTHER
+        };
         let record = Wait {
             off_ns,
             waking_ns: at_or_after(waiting.waking_ns, off_ns),
@@ -108,18 +117,15 @@ pub fn enters(cpu: &mut CpuState, next: Task, prev: Task, prev_is_target: bool, 
             arg0: waiting.arg0,
             syscall: waiting.syscall,
             cpu: emit::cpu_number() as u16,
-            holder: if holder_tid == 0 {
-                holder::IDLE
-            } else if prev_is_target {
-                holder::TARGET
-            } else if prev.is_kernel() {
-                holder::KERNEL
-            } else {
-                holder::OTHER
-            },
+            holder: whose,
             flags: waiting.flags as u8,
             file: waiting.file,
             state: waiting.state,
+            holder_cgroup: if whose == holder::OTHER {
+                target::cgroup_id(prev)
+            } else {
+                0
+            },
         };
         match WAITS.reserve(0) {
             Some(mut slot) => {

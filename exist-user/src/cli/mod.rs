@@ -10,6 +10,7 @@ mod doctor;
 mod dump;
 mod export;
 mod flow;
+mod neighbours;
 mod page;
 mod plan;
 mod quantity;

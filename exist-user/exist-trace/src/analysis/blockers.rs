@@ -274,7 +274,7 @@ fn doing(instants: &mut [Instant], pieces: Pieces<'_>) {
         Observed::Ran(ran) => add(ran.who, ran.from, ran.to, "running", None),
         Observed::Wait(wait) => {
             let who = Who::of(wait);
-            let syscall = (wait.syscall != Wait::NO_SYSCALL).then_some(wait.syscall);
+            let syscall = wait.slept_in();
             add(who, wait.off_ns, wait.waited_until(), wait.kind().as_str(), syscall);
             if wait.slept() {
                 add(who, wait.waited_until(), wait.run_ns, "runnable", None);

@@ -229,7 +229,7 @@ impl Walk<'_> {
     fn wait(&mut self, on: On, wait: &Wait, from: u64, at: u64) -> u64 {
         let off = wait.off_ns.max(from).min(at);
         let until = wait.waited_until().clamp(off, at);
-        let syscall = (wait.syscall != Wait::NO_SYSCALL).then_some(wait.syscall);
+        let syscall = wait.slept_in();
         if wait.slept() {
             self.push(on, until, at, "runnable", None);
         }

@@ -130,7 +130,7 @@ impl Collect {
             Some(from) => sums.runnable.add(stretch(who, from, wait.run_ns)),
             None => sums.unseen += 1,
         }
-        let mut key = (wait.kind(), wait.syscall);
+        let mut key = (wait.kind(), wait.slept_in().unwrap_or(Wait::NO_SYSCALL));
         if sums.calls.len() >= MOST_CALLS && !sums.calls.contains_key(&key) {
             key.1 = Wait::NO_SYSCALL;
         }

@@ -99,6 +99,9 @@ pub struct WaitRow {
     pub holder_tid: u32,
     /// Whose that was: `idle`, `target`, `other`, `kernel`.
     pub holder: &'static str,
+    /// `other`: ID of its cgroup.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub holder_cgroup: Option<u64>,
 }
 
 impl From<&Wait> for WaitRow {
@@ -124,6 +127,7 @@ impl From<&Wait> for WaitRow {
                 holder::KERNEL => "kernel",
                 _ => "other",
             },
+            holder_cgroup: (w.holder_cgroup != 0).then_some(w.holder_cgroup),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use exist_common::WaitKind;
 
-use super::{Answer, Facts, Outcome, Place};
+use super::{Answer, Facts, Neighbour, Outcome, Place};
 use crate::analysis::{
     blockers::{Doing, Instant},
     latency::Cause,
@@ -171,7 +171,10 @@ fn long_calls(facts: &Facts) -> Answer {
     rows.retain(|(_, row)| row.part.stretches.max_ns >= 20 * MS);
     rows.sort_by_key(|row| Reverse(row.1.part.stretches.max_ns));
     let Some((thread, row)) = rows.first() else {
-        return nothing("long_calls", "no system call on a file or device took 20 ms or more");
+        return nothing(
+            "long_calls",
+            "no thread waited 20 ms or more at once in a system call on a file or device",
+        );
     };
     let says = format!(
         "{} waited up to {} for {}",
@@ -255,12 +258,15 @@ fn neighbour(facts: &Facts) -> Answer {
         return nothing("neighbour", "others hardly kept the target from a CPU");
     }
     let share = others as f64 * 100.0 / wanted as f64;
-    let says = format!(
+    let mut says = format!(
         "others had the CPU for {} while threads were runnable: {share:.0} % of the time that these wanted to run",
         ms(others)
     );
-    let named = facts.neighbours.iter().take(MOST);
-    let evidence = named.map(|(tid, ns)| format!("thread {tid} of another cgroup: {}", ms(*ns)));
+    if let Some(most) = facts.neighbours.first() {
+        says = format!("{says}; most of it {}", named(most));
+    }
+    let neighbours = facts.neighbours.iter().take(MOST);
+    let evidence = neighbours.map(|n| format!("{}: {}, most of it thread {}", named(n), ms(n.ns), n.tid));
     let evidence = evidence.chain([latency_text(facts)]).collect();
     answer(
         "neighbour",
@@ -275,12 +281,15 @@ fn migrations(facts: &Facts) -> Answer {
     for (who, moves) in &facts.moves {
         let ns = moves.last_ns.saturating_sub(moves.first_ns);
         let rate = moves.moved as f64 * 1e9 / ns.max(1) as f64;
-        if moves.moved * 2 >= moves.ins && rate >= 200.0 && ns >= 100 * MS {
+        if moves.moved * 3 >= moves.ins && rate >= 200.0 && ns >= 100 * MS {
             found.push((who.tid, moves, rate));
         }
     }
     let Some((tid, moves, rate)) = found.first() else {
-        return nothing("migrations", "no thread moved between CPUs most of the time");
+        return nothing(
+            "migrations",
+            "no thread moved between CPUs a third of the times that it came in, 200 times a second or more",
+        );
     };
     let says = format!(
         "{} came in on another CPU than before {rate:.0} times a second: {} of {} times",
@@ -299,6 +308,14 @@ fn migrations(facts: &Facts) -> Answer {
         })
         .collect();
     answer("migrations", says, evidence, places)
+}
+
+fn named(neighbour: &Neighbour) -> String {
+    match (&neighbour.name, neighbour.cgroup_id) {
+        (Some(name), _) => name.clone(),
+        (None, 0) => "of unknown cgroups".to_owned(),
+        (None, id) => format!("cgroup {id}"),
+    }
 }
 
 /// Each thread's waits of a kind, the longest total first.

@@ -24,6 +24,8 @@ const SWITCH_NS: u64 = 2_000;
 const WAKE_NS: u64 = 15_000;
 const PID: u32 = 100;
 const FUTEX: u16 = 202;
+/// The cgroup of foreign threads.
+pub const FOREIGN: u64 = 4711;
 
 /// Reproducible numbers (xorshift).
 pub struct Random(pub u64);
@@ -211,6 +213,7 @@ impl Machine {
         t.last_cpu = cpu;
         if t.is_target {
             if t.wait.off_ns > 0 {
+                t.wait.holder_cgroup = if whose == holder::OTHER { FOREIGN } else { 0 };
                 (t.wait.run_ns, t.wait.cpu) = (now, cpu as u16);
                 (t.wait.holder_tid, t.wait.holder) = (last_tid, whose);
                 self.waits.push(t.wait);

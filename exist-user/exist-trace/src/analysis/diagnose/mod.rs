@@ -8,11 +8,11 @@
 //! | `cpus_idle` | a thread waited for a disk, a page, or for another thread that did, for 10 % of the recording or more, and the CPUs were less than half busy |
 //! | `saturated` | in 2 % of all windows, or in 3 in a row, the target kept its CPUs 85 % busy and on average a thread queued for each; others had less of the blame |
 //! | `throttled` | threads were held back by the quota, 1 ms or more in sum |
-//! | `long_calls` | a system call that works on files or devices took 20 ms or more |
+//! | `long_calls` | a thread waited 20 ms or more at once in a system call that works on files or devices |
 //! | `blocker` | three threads or more waited for one, 10 ms or more at once or 5 % of the recording in sum, and it was not itself waiting for input |
 //! | `page_faults` | a thread waited for pages for 2 % of the recording and 5 ms |
 //! | `neighbour` | threads were runnable while others had their CPU for 5 % of the time that the target wanted to run, 10 ms or more in sum |
-//! | `migrations` | a thread came in on another CPU than before more often than not, 200 times a second or more |
+//! | `migrations` | a thread came in on another CPU than before a third of the times, 200 times a second or more |
 
 mod checks;
 #[cfg(test)]
@@ -56,6 +56,8 @@ pub struct Diagnosis {
     /// CLOCK_MONOTONIC when the recording began, and its length.
     pub start_ns: u64,
     pub period_ns: u64,
+    /// Cgroups whose threads had a CPU for which the target queued, the longest first.
+    pub neighbours: Vec<Neighbour>,
     /// What the answers cannot rest on.
     pub limits: Vec<String>,
 }
@@ -65,6 +67,18 @@ impl Diagnosis {
     pub fn found(&self) -> impl Iterator<Item = &Answer> {
         self.answers.iter().filter(|answer| answer.outcome == Outcome::Found)
     }
+}
+
+/// A cgroup that is not the target's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Neighbour {
+    /// The kernel's ID of it ([`Wait::holder_cgroup`]); 0: not known.
+    pub cgroup_id: u64,
+    /// Its name, where somebody knows it: a container's ID, or the cgroup's path.
+    pub name: Option<String>,
+    /// The time that the target queued, and the thread that most of it is of.
+    pub ns: u64,
+    pub tid: u32,
 }
 
 /// How a question was answered.
@@ -109,6 +123,8 @@ struct Moves {
     last_ns: u64,
 }
 
+/// Neighbours that are told.
+const NEIGHBOURS: usize = 16;
 /// Threads whose moves are counted.
 const MOST_THREADS: usize = 1 << 14;
 
@@ -119,8 +135,7 @@ struct Facts {
     pressure: Pressure,
     blockers: Blockers,
     moves: Vec<(Who, Moves)>,
-    /// Time that each foreign thread had a CPU for which the target queued, the longest first; up to [`MOST_THREADS`].
-    neighbours: Vec<(u32, u64)>,
+    neighbours: Vec<Neighbour>,
     worst_neighbour: Option<Place>,
     seen: Seen,
     /// CPUs that the target ran on.
@@ -148,11 +163,11 @@ impl Facts {
     }
 }
 
-/// Goes through the checklist.
+/// Goes through the checklist. `name_of` knows names of foreign cgroups, by their IDs; a file never holds them.
 ///
 /// # Errors
 /// [`DiagnoseError`].
-pub fn diagnose(data: &[u8]) -> Result<Diagnosis, DiagnoseError> {
+pub fn diagnose(data: &[u8], name_of: impl Fn(u64) -> Option<String>) -> Result<Diagnosis, DiagnoseError> {
     let pieces = Pieces::new(data)?;
     let header = pieces.header().clone();
     if header.session.waits == Waits::Off {
@@ -169,12 +184,16 @@ pub fn diagnose(data: &[u8]) -> Result<Diagnosis, DiagnoseError> {
     });
     let (threads, seen) = observe(pieces, |observed| gather.take(observed));
     let blockers = blockers(Pieces::new(data)?, Pieces::new(data)?);
-    let facts = gather.facts(&threads, seen, blockers, since_6_18(&header.node.kernel));
+    let mut facts = gather.facts(&threads, seen, blockers, since_6_18(&header.node.kernel));
+    for neighbour in &mut facts.neighbours {
+        neighbour.name = name_of(neighbour.cgroup_id);
+    }
     let answers = checks::ALL.iter().map(|check| check(&facts)).collect();
     Ok(Diagnosis {
         answers,
         start_ns: facts.seen.start.0,
         period_ns: facts.period_ns(),
+        neighbours: facts.neighbours.clone(),
         limits: limits(&facts, lost),
     })
 }
@@ -209,7 +228,8 @@ struct Gather {
     split: latency::Split,
     pressure: Pressure,
     moves: HashMap<Who, Moves>,
-    neighbours: HashMap<u32, u64>,
+    /// By cgroup and thread.
+    neighbours: HashMap<(u64, u32), u64>,
     worst_neighbour: Option<Place>,
     cpus: HashMap<u32, u64>,
 }
@@ -259,8 +279,12 @@ impl Gather {
         }
         let is_other = queued.cause == Cause::Other && wait.holder == holder::OTHER;
         let ns = queued.to - queued.from - queued.target_ns;
-        if is_other && (self.neighbours.len() < MOST_THREADS || self.neighbours.contains_key(&wait.holder_tid)) {
-            let sum = self.neighbours.entry(wait.holder_tid).or_default();
+        if is_other {
+            let mut key = (wait.holder_cgroup, wait.holder_tid);
+            if self.neighbours.len() >= MOST_THREADS && !self.neighbours.contains_key(&key) {
+                key = (0, 0);
+            }
+            let sum = self.neighbours.entry(key).or_default();
             *sum = sum.saturating_add(ns);
             let worst = self
                 .worst_neighbour
@@ -278,8 +302,22 @@ impl Gather {
 
     fn facts(self, threads: &Threads, seen: Seen, blockers: Blockers, tells_throttling: bool) -> Facts {
         let running = self.cpus.values().copied().fold(0, u64::saturating_add);
-        let mut neighbours: Vec<_> = self.neighbours.into_iter().collect();
-        neighbours.sort_unstable_by_key(|&(tid, ns)| (Reverse(ns), tid));
+        let mut by_cgroup: HashMap<u64, (u64, (u64, u32))> = HashMap::new();
+        for ((cgroup_id, tid), ns) in self.neighbours {
+            let (sum, most) = by_cgroup.entry(cgroup_id).or_default();
+            *sum = sum.saturating_add(ns);
+            *most = (*most).max((ns, tid));
+        }
+        let mut neighbours: Vec<_> = (by_cgroup.into_iter())
+            .map(|(cgroup_id, (ns, (_, tid)))| Neighbour {
+                cgroup_id,
+                name: None,
+                ns,
+                tid,
+            })
+            .collect();
+        neighbours.sort_unstable_by_key(|n| (Reverse(n.ns), n.cgroup_id));
+        neighbours.truncate(NEIGHBOURS);
         let mut moves: Vec<_> = self.moves.into_iter().collect();
         moves.sort_unstable_by_key(|(who, moves)| (Reverse(moves.moved), *who));
         Facts {
