@@ -14,7 +14,7 @@ use exist_trace::{
     file::{
         Cause, Generation, Pieces, ReadError, Reader, Trace, WriteError, Writer,
         layout::{ChunkHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES},
-        model::{CpuInfo, Mapping, Wait},
+        model::{CpuInfo, Mapping, WAIT_BYTES, Wait},
     },
     units::{Cpu, MonoNs},
 };
@@ -78,7 +78,7 @@ fn every_field_round_trips() {
 fn waits_round_trip_and_half_of_one_is_refused() {
     let mut recording = sample::recording();
     for (generation, n) in recording.iter_mut().zip(1..) {
-        let wait = |i: usize| Wait::from_bytes(&std::array::from_fn::<u8, 64, _>(|b| (b + i) as u8)).unwrap();
+        let wait = |i: usize| Wait::from_bytes(&std::array::from_fn::<u8, WAIT_BYTES, _>(|b| (b + i) as u8)).unwrap();
         generation.waits = (0..n).map(wait).collect();
     }
     let data = written(&recording);
@@ -89,7 +89,7 @@ fn waits_round_trip_and_half_of_one_is_refused() {
     let one = &recording[..1];
     let mut data = written(one);
     let at = data.windows(4).position(|tag| tag == b"WAIT").unwrap();
-    data[at + 4..at + 8].copy_from_slice(&63_u32.to_le_bytes());
+    data[at + 4..at + 8].copy_from_slice(&(WAIT_BYTES as u32 - 1).to_le_bytes());
     let header = ChunkHeader::from_bytes(&data).unwrap();
     let payload_crc = crc32c::crc32c(&data[HEADER_BYTES..]);
     data[..HEADER_BYTES].copy_from_slice(&ChunkHeader { payload_crc, ..header }.to_bytes());
