@@ -98,6 +98,39 @@ fn a_service_at_ease() {
     let Some(stage) = Stage::set() else { return };
     let (diagnosis, _) = stage.play("ease", "");
     nothing_else(&diagnosis, &[]);
+    // What the command line promises of it.
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        let ran = Command::new(EXIST).args(arguments).arg("--json").output().unwrap();
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        serde_json::from_slice(&ran.stdout).unwrap()
+    };
+    let trace = stage.at("trace");
+    let told = json(&["diagnose", &trace]);
+    let outcomes: Vec<_> = told["answers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|a| a["outcome"].as_str().unwrap())
+        .collect();
+    assert_eq!(outcomes.len(), 8);
+    assert!(
+        outcomes.iter().all(|o| ["found", "nothing", "unknown"].contains(o)),
+        "{outcomes:?}"
+    );
+    let report = json(&["report", &trace, "--critical-path", "last"]);
+    let groups = report["groups"].as_array().unwrap();
+    let worker = groups.iter().find(|group| group["group"] == "worker").unwrap();
+    assert_eq!(worker["threads"], 4);
+    for part in [&worker["running"], &worker["runnable"], &worker["kinds"][0]] {
+        for field in ["count", "total_ns", "min_ns", "max_ns", "p50_ns", "p99_ns"] {
+            assert!(part[field].is_u64(), "{field} of {part}");
+        }
+        assert!(part["worst"][0]["t_ns"].is_u64(), "{part}");
+    }
+    let sums = report["critical_path"]["sums"].as_array().unwrap();
+    let whole: u64 = sums.iter().map(|sum| sum["ns"].as_u64().unwrap()).sum();
+    assert_eq!(whole, report["period_ns"].as_u64().unwrap());
+    assert!(report["latency"]["all"]["causes"].is_array() && report["blockers"]["worst"].is_array());
 }
 
 #[test]

@@ -12,7 +12,7 @@ use exist_trace::{
         latency::Latency,
         path::{History, Path as CriticalPath},
         report::{Report as Answer, ThreadRow, report},
-        states::{GroupRow, States, ThreadRow as ThreadWaits},
+        states::{GroupRow, States, ThreadRow as ThreadWaits, Times},
         times::times,
     },
     export::ndjson::LossRow,
@@ -105,6 +105,8 @@ struct Whole<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     groups: Option<&'a [GroupRow]>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    times: Option<&'a Times>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     latency: Option<&'a Latency>,
     #[serde(skip_serializing_if = "Option::is_none")]
     blockers: Option<&'a Blockers>,
@@ -148,6 +150,7 @@ impl Report {
                 answer: &answer,
                 waits: times.as_ref().map(|(states, _)| &states.threads[..]),
                 groups: times.as_ref().map(|(states, _)| &states.groups[..]),
+                times: times.as_ref().map(|(states, _)| &states.all),
                 latency: times.as_ref().map(|(_, latency)| latency),
                 blockers: blocked.as_ref(),
                 critical_path: path.as_ref().map(|(_, path)| path),

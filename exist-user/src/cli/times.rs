@@ -23,6 +23,14 @@ pub struct Show {
 
 pub fn print(states: &States, latency: &Latency, show: Show, out: &mut dyn Write) -> io::Result<()> {
     let mut groups = table("GROUP", "THREADS");
+    if states.groups.len() > 1 {
+        rows(
+            &mut groups,
+            ["(all)".into(), states.threads.len().to_string()],
+            &states.all,
+            show,
+        );
+    }
     for row in states.groups.iter().take(GROUPS.min(show.top)) {
         rows(
             &mut groups,

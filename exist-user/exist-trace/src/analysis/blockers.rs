@@ -19,7 +19,7 @@ use exist_common::{Wait, WaitKind};
 use serde::Serialize;
 
 use super::observe::{Observed, Who, observe};
-use crate::{file::Pieces, flow::Threads};
+use crate::{file::Piece, flow::Threads};
 
 /// Between two wake-ups of one instant at most, and between the first and the last.
 const GAP_NS: u64 = 1_000_000;
@@ -88,7 +88,7 @@ pub struct Doing {
 
 /// Finds them. Both times the pieces of the same file.
 #[must_use]
-pub fn blockers(first: Pieces<'_>, second: Pieces<'_>) -> Blockers {
+pub fn blockers(first: impl IntoIterator<Item = Piece>, second: impl IntoIterator<Item = Piece>) -> Blockers {
     let mut find = Find::default();
     let (threads, _) = observe(first, |observed| {
         if let Observed::Wait(wait) = observed {
@@ -207,7 +207,7 @@ impl Find {
         }
     }
 
-    fn finish(mut self, threads: &Threads, second: Pieces<'_>) -> Blockers {
+    fn finish(mut self, threads: &Threads, second: impl IntoIterator<Item = Piece>) -> Blockers {
         self.settle(u64::MAX);
         // Whoever is not of the target was stopped there by the interrupt that woke.
         let ours: HashMap<u32, (u32, String)> = (threads.iter())
@@ -249,7 +249,7 @@ impl Find {
 }
 
 /// Fills in what each blocking thread did.
-fn doing(instants: &mut [Instant], pieces: Pieces<'_>) {
+fn doing(instants: &mut [Instant], pieces: impl IntoIterator<Item = Piece>) {
     let mut of: HashMap<Who, Vec<usize>> = HashMap::new();
     for (at, instant) in instants.iter().enumerate() {
         let who = Who {

@@ -17,7 +17,7 @@ use exist_common::{Wait, WaitKind};
 use serde::Serialize;
 
 use super::observe::{Observed, Ran, Who, observe};
-use crate::file::Pieces;
+use crate::file::Piece;
 
 /// Stays and waits of an interval that are kept; of more, the first ones are not known.
 const MOST: usize = 1 << 21;
@@ -85,7 +85,7 @@ struct Thread {
 impl History {
     /// What a file tells of `from..to`, CLOCK_MONOTONIC.
     #[must_use]
-    pub fn read(pieces: Pieces<'_>, from: u64, to: u64) -> Self {
+    pub fn read(pieces: impl IntoIterator<Item = Piece>, from: u64, to: u64) -> Self {
         let mut history = Self::new(from, to);
         observe(pieces, |observed| history.take(observed));
         history.settle();
@@ -112,7 +112,7 @@ impl History {
         }
         if self.kept == MOST {
             // The latest half decides how the interval ends.
-            let middle = self.from + (self.to - self.from) / 2;
+            let middle = self.from + self.to.saturating_sub(self.from) / 2;
             self.forget(middle);
         }
         self.kept += 1;

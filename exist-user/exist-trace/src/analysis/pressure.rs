@@ -45,18 +45,18 @@ impl Pressure {
     }
 
     pub fn ran(&mut self, ran: Ran) {
-        self.add(ran.from, ran.to, |window, ns| window.running_ns += ns);
+        self.add(ran.from, ran.to, |window, ns| add(&mut window.running_ns, ns));
     }
 
     pub fn queued(&mut self, queued: &Queued) {
         // The target's part is put first: where in the stretch it was makes no difference to windows of this width.
         let until = queued.from.saturating_add(queued.target_ns).min(queued.to);
-        self.add(queued.from, until, |window, ns| window.queued_ns += ns);
+        self.add(queued.from, until, |window, ns| add(&mut window.queued_ns, ns));
         let into = match queued.cause {
-            Cause::Other | Cause::Kernel => |window: &mut Window, ns| window.others_ns += ns,
-            Cause::Throttled => |window: &mut Window, ns| window.throttled_ns += ns,
+            Cause::Other | Cause::Kernel => |window: &mut Window, ns| add(&mut window.others_ns, ns),
+            Cause::Throttled => |window: &mut Window, ns| add(&mut window.throttled_ns, ns),
             Cause::Target | Cause::Idle | Cause::Moved | Cause::Unknown => {
-                |window: &mut Window, ns| window.queued_ns += ns
+                |window: &mut Window, ns| add(&mut window.queued_ns, ns)
             }
         };
         self.add(until, queued.to, into);
@@ -94,15 +94,20 @@ impl Pressure {
         let pairs = self.windows.chunks(2).map(|pair| {
             let mut sum = Window::default();
             for window in pair {
-                sum.running_ns += window.running_ns;
-                sum.queued_ns += window.queued_ns;
-                sum.others_ns += window.others_ns;
-                sum.throttled_ns += window.throttled_ns;
+                add(&mut sum.running_ns, window.running_ns);
+                add(&mut sum.queued_ns, window.queued_ns);
+                add(&mut sum.others_ns, window.others_ns);
+                add(&mut sum.throttled_ns, window.throttled_ns);
             }
             sum
         });
         self.windows = pairs.collect();
     }
+}
+
+/// A hostile file's sums may not fit.
+const fn add(sum: &mut u64, ns: u64) {
+    *sum = sum.saturating_add(ns);
 }
 
 #[cfg(test)]

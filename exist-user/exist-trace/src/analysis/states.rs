@@ -30,6 +30,8 @@ pub struct States {
     pub threads: Vec<ThreadRow>,
     /// The same of groups.
     pub groups: Vec<GroupRow>,
+    /// Of the whole target.
+    pub all: Times,
 }
 
 /// A thread's time. A wait that began before the recording, or lasts to its end, is not there.
@@ -169,6 +171,8 @@ impl Collect {
             });
         }
         rows.sort_by_key(|row| Reverse(row.times.waited_ns()));
+        let mut all = Sums::default();
+        groups.values().for_each(|(_, sums)| all.merge(sums));
         let mut groups: Vec<_> = (groups.into_iter())
             .map(|(group, (threads, sums))| GroupRow {
                 group,
@@ -177,7 +181,11 @@ impl Collect {
             })
             .collect();
         groups.sort_by_key(|row| Reverse(row.times.waited_ns()));
-        States { threads: rows, groups }
+        States {
+            threads: rows,
+            groups,
+            all: all.times(),
+        }
     }
 }
 
@@ -321,6 +329,7 @@ mod tests {
         assert_eq!((states.groups.len(), group.threads), (1, 2));
         let sync = group.times.kind(WaitKind::Sync).unwrap();
         assert_eq!(brief(&sync.part.stretches), [3, 147, 7, 90, 50, 90]);
+        assert_eq!(group.times, states.all);
         let calls: Vec<_> = sync.calls.iter().map(|c| (c.syscall, c.stretches.total_ns)).collect();
         assert_eq!(calls, [(Some(202), 140), (Some(449), 7)]);
     }

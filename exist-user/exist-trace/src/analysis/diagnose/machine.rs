@@ -363,6 +363,11 @@ impl Machine {
     }
 }
 
+/// A generation of such a recording in which nothing is.
+pub fn empty() -> Generation {
+    Generation::empty(header(), 0, MonoNs(START), MonoNs(START + GENERATION_NS))
+}
+
 const fn tid(thread: usize) -> u32 {
     PID + thread as u32
 }

@@ -6,6 +6,10 @@ use super::{
     machine::{Action, FOREIGN, Machine, START},
     *,
 };
+use crate::{
+    analysis::path::History,
+    file::{Piece, model::Record},
+};
 use Action::{Lock, Move, Run, Unlock, Wait as Sleep};
 
 const MS: u64 = 1_000_000;
@@ -175,6 +179,31 @@ fn bursts_behind_a_low_average() {
     }
 }
 
+/// A thread a request, each computes 1 ms; requests come independently of each other.
+#[test]
+fn a_server_at_50_and_at_110_percent() {
+    for seed in 1..=SEEDS {
+        let server = |cpus: usize, load: f64| {
+            const THREADS: usize = 256;
+            let mut machine = Machine::new(cpus, seed);
+            for _ in 0..THREADS {
+                let pause_ns = THREADS as f64 * 1e6 / (load * cpus as f64) - 1e6;
+                machine.thread("request", move |r| {
+                    // Exponential, so that all together come as a Poisson process.
+                    let share = (r.us(1, 1_000_000) as f64 / 1e9).clamp(1e-6, 1.0);
+                    vec![Sleep(NANOSLEEP, 1, (-share.ln() * pause_ns) as u64 + 1), Run(MS)]
+                });
+            }
+            machine
+        };
+        for cpus in [2, 4] {
+            check(server(cpus, 0.5), &[], "half of the CPUs' time");
+            let diagnosis = check(server(cpus, 1.1), &["saturated"], "more than the CPUs' time");
+            says(&diagnosis, "saturated", &[&format!("all {cpus} CPUs")]);
+        }
+    }
+}
+
 #[test]
 fn a_thread_that_migrates_to_death() {
     for seed in 1..=SEEDS {
@@ -211,6 +240,73 @@ fn page_faults() {
             "a thread reads a file through its pages",
         );
         says(&diagnosis, "page_faults", &[&format!("scan ({tid}) waited")]);
+    }
+}
+
+/// Files that nobody wrote so: any thread, any times, in any order.
+#[test]
+fn no_waits_and_no_records_do_harm() {
+    let mut random = machine::Random(7);
+    for round in 0..300 {
+        let times = [
+            0,
+            1,
+            START,
+            START + MS,
+            START + 50 * MS,
+            START + 99 * MS,
+            u64::MAX - 1,
+            u64::MAX,
+        ];
+        let mut word = |choice: &[u64]| choice[(random.us(0, 1_000_000) % choice.len() as u64) as usize];
+        let mut g = machine::empty();
+        let time = |word: &mut dyn FnMut(&[u64]) -> u64| {
+            let near = START + word(&[0, 1, 2, 3, 5, 8, 13, 21, 34, 55]) * MS;
+            if round % 3 == 0 { word(&times) } else { near }
+        };
+        for _ in 0..200 {
+            let mut wait = Wait::from_bytes(&[0; exist_common::WAIT_BYTES]).unwrap();
+            (wait.off_ns, wait.waking_ns) = (time(&mut word), time(&mut word));
+            (wait.runnable_ns, wait.run_ns) = (time(&mut word), time(&mut word));
+            wait.pid = word(&[0, 1]) as u32;
+            wait.tid = word(&[0, 1, 2, 3, 4]) as u32;
+            wait.waker = word(&[0, 1, 2, 3, 4]) as u32;
+            wait.syscall = word(&[0, 74, 202, 202, 202, 24, 35, 65535]) as u16;
+            wait.cpu = word(&[0, 1, 65535]) as u16;
+            (wait.holder, wait.flags) = (word(&[0, 1, 2, 3, 255]) as u8, word(&[0, 0, 1, 3, 4, 255]) as u8);
+            (wait.file, wait.state) = (word(&[0, 8, 255]) as u8, word(&[0, 1, 1, 2, 255]) as u8);
+            g.waits.push(wait);
+            g.records.push(Record {
+                time_ns: time(&mut word),
+                ip: 0,
+                pid: 1,
+                tid: wait.tid,
+                cpu: wait.cpu,
+                op: word(&[0, 1, 2, 3, 4, 5, 6]) as u8,
+                flags: wait.flags,
+                state: wait.state.into(),
+                seq: word(&[0, 1, 2, 65535]) as u16,
+            });
+        }
+        g.waits.sort_by_key(|wait| wait.run_ns);
+        g.records.sort_by_key(|record| record.time_ns);
+        // As pieces, for a writer may refuse them.
+        let pieces = || [Piece::Generation(Box::new(g.clone()), Vec::new())];
+        let mut gather = Gather::new(START);
+        let (threads, seen) = observe(pieces(), |observed| gather.take(observed));
+        let blockers = blockers(pieces(), pieces());
+        let facts = gather.facts(&threads, seen, blockers, true);
+        let answers: Vec<_> = checks::ALL.iter().map(|check| check(&facts)).collect();
+        assert_eq!(answers.len(), checks::ALL.len());
+        for (from, to) in [(START, START + 60 * MS), (0, u64::MAX), (START, START)] {
+            let history = History::read(pieces(), from, to);
+            for tid in 0..6 {
+                let path = history.path(tid);
+                let sum: u64 = path.segments.iter().map(|s| s.to_ns - s.from_ns).sum();
+                assert_eq!(sum, to - from, "{path:?}");
+                assert!(path.segments.windows(2).all(|s| s[0].to_ns == s[1].from_ns), "{path:?}");
+            }
+        }
     }
 }
 
