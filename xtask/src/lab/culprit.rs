@@ -160,11 +160,8 @@ fn profile(story: &str, reason: &str, text: &str) -> Result<Row> {
     let Some((most, hottest)) = rows.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0)) else {
         bail!("the sampling profile of {story} has no samples: {text}");
     };
-    let share: f64 = rows
-        .iter()
-        .filter(|(_, symbol)| *symbol == reason)
-        .map(|(share, _)| share)
-        .sum();
+    let of_reason = rows.iter().filter(|(_, symbol)| *symbol == reason);
+    let share = of_reason.fold(0.0, |sum, (share, _)| sum + share);
     Ok(
         Row::new(format!("{story}: share of {reason} in a sampling profile"), "%")
             .ours(share)
