@@ -22,6 +22,7 @@ Needs waits in the trace (`record --waits on`). The questions, and when somethin
   migrations   a thread came in on another CPU a third of the times, 200 times a second or more
 A neighbour is named by its container or cgroup where the trace was recorded on this machine since it booted and the cgroup
 is still there; elsewhere by the cgroup's number: a trace does not hold names of others.
+A futex wait that times out names as its waker whichever thread the timer stopped: look at a `blocker` with that in mind.
 Times of places are seconds since the recording began, as `dump` and `report` show them.
 
 Examples:

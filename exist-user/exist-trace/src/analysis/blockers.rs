@@ -2,7 +2,8 @@
 //!
 //! Takes a file twice: waits of threads for threads (futexes, pipes) are put together where their wake-ups follow each
 //! other within [`GAP_NS`]; then what the blocking thread did meanwhile is summed up. Gives the worst ones and sums for each
-//! blocking thread. Refuses to guess: where the wake-ups lead to several threads, each gets its own waiters.
+//! blocking thread. Refuses to guess: where the wake-ups lead to several threads, each gets its own waiters. One thing cannot
+//! be told apart: a futex wait that times out is ended by an interrupt, and the thread that this stopped stands as the waker.
 //!
 //! ```text
 //!   holder   ─ has the lock ────────────┐ wakes a

@@ -3,7 +3,8 @@
 //! Takes a file and an interval, gives segments without gaps or overlaps. While a thread waits for another one, the path is
 //! that of the other one, up to its wake-up; so at its end stands what must get faster. A wake-up is followed where the
 //! waker is a thread of the target and ran then. It is not followed for waits that an interrupt ends (time, disk, page): the
-//! thread named there was only stopped by it. Of a socket or a poll that cannot be told apart: these are followed and marked.
+//! thread named there was only stopped by it; a futex that times out looks like one that was woken. Of a socket or a poll that
+//! cannot be told apart: these are followed and marked.
 //!
 //! ```text
 //!   main     ─ runs ─┐ waits for a lock ────────────────────────┌─ runs ─
