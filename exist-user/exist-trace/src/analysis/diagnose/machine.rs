@@ -372,7 +372,7 @@ const fn tid(thread: usize) -> u32 {
     PID + thread as u32
 }
 
-fn header() -> Header {
+pub fn header() -> Header {
     Header {
         recording_id: 7,
         exist_version: "0.1.0".into(),

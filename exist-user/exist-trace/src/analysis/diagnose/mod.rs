@@ -19,6 +19,8 @@ mod checks;
 mod machine;
 #[cfg(test)]
 mod stories;
+#[cfg(test)]
+pub(super) use machine::header as header_of_tests;
 
 use std::{cmp::Reverse, collections::HashMap};
 
