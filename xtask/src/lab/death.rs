@@ -57,7 +57,7 @@ const LIMITS: &str = "(echo 0 > /sys/fs/cgroup/work/cgroup.procs; exec /lab/bin/
     done\n\
     exist record --pt on --buffer 256K --for 200ms --cgroup work -o after.exist || exit 11\n\
     exist record --pt on --buffer 1M --budget 600K --for 200ms --cgroup work -o budget.exist 2> budget.txt || exit 12\n\
-    exist record --pt on --budget 40K --for 200ms --cgroup work -o tiny.exist 2> tiny.txt && exit 13\n\
+    exist record --pt on --budget 20K --for 200ms --cgroup work -o tiny.exist 2> tiny.txt && exit 13\n\
     echo 2 > /proc/sys/kernel/perf_event_paranoid; ulimit -l 4096\n\
     labctl locked exist record --pt on --for 200ms --cgroup work -o locked.exist 2> locked.txt || exit 14\n";
 
