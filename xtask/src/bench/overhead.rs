@@ -72,16 +72,17 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
     };
     let dir = super::work_dir("overhead")?;
     let tools = Tools::new(&dir)?;
+    let settings: Vec<(Kind, Machine)> = Kind::ALL
+        .into_iter()
+        .flat_map(|kind| [Machine::Alone, Machine::Shared].map(|machine| (kind, machine)))
+        .filter(|&(kind, machine)| options.wants(&name(kind, machine)))
+        .collect();
     let mut rounds = Vec::new();
-    for kind in Kind::ALL {
-        for machine in [Machine::Alone, Machine::Shared] {
-            let name = format!("{kind}/{machine}");
-            if options.wants(&name) {
-                let measured = setting(kind, machine, plan, &tools, &dir, report).with_context(|| name.clone())?;
-                rows(&name, &measured, report);
-                rounds.extend(measured);
-            }
-        }
+    for &(kind, machine) in &settings {
+        let name = name(kind, machine);
+        let measured = setting(kind, machine, plan, &tools, &dir, report).with_context(|| name.clone())?;
+        rows(&name, &measured, settings.len(), report);
+        rounds.extend(measured);
     }
     if rounds.is_empty() && !options.wants("budget") {
         bail!(
@@ -96,6 +97,10 @@ pub fn run(options: &Options, report: &mut Report) -> Result<()> {
         budget::run(options, &tools, &dir, report).context("budget")?;
     }
     Ok(())
+}
+
+fn name(kind: Kind, machine: Machine) -> String {
+    format!("{kind}/{machine}")
 }
 
 /// All rounds of one service on one kind of machine.

@@ -103,6 +103,25 @@ fn estimate_with(samples: &[f64], resamples: usize) -> Estimate {
     }
 }
 
+/// One-sided sign test (exact): how likely so many of the differences, or more, are above 0 if half of all are. Zeros are
+/// left out; 1 when nothing is left.
+#[must_use]
+pub fn sign_test(differences: &[f64]) -> f64 {
+    let (above, below) = (
+        differences.iter().filter(|&&d| d > 0.0).count(),
+        differences.iter().filter(|&&d| d < 0.0).count(),
+    );
+    let n = above + below;
+    // C(n, k) / 2^n, from k = n down to `above`.
+    let mut term = 0.5f64.powi(i32::try_from(n).unwrap_or(i32::MAX));
+    let mut sum = 0.0;
+    for k in (above..=n).rev() {
+        sum += term;
+        term *= k as f64 / (n - k + 1) as f64;
+    }
+    sum.min(1.0)
+}
+
 /// `with / without` of each pair, in the order given.
 #[must_use]
 #[allow(dead_code)] // for benches of one program with and without
@@ -176,6 +195,18 @@ mod tests {
             (3..=30).contains(&missed),
             "{missed} of {trials} missed, expected about 15"
         );
+    }
+
+    #[test]
+    fn sign_test_gives_the_binomial_tail() {
+        let signs = |above: usize, below: usize| [vec![1.0; above], vec![-1.0; below], vec![0.0; 3]].concat();
+        let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-9, "{got} {want}");
+        close(sign_test(&[]), 1.0);
+        close(sign_test(&signs(0, 5)), 1.0);
+        close(sign_test(&signs(1, 1)), 0.75);
+        close(sign_test(&signs(5, 0)), 1.0 / 32.0);
+        close(sign_test(&signs(17, 3)), 1351.0 / 1_048_576.0);
+        close(sign_test(&signs(18, 2)), 211.0 / 1_048_576.0);
     }
 
     #[test]
