@@ -49,7 +49,7 @@ use crate::{
         clock, cpu, memlock,
         privileges::{self, CapSet, Capability},
         roots::Roots,
-        rt::{self, Niceness},
+        rt,
     },
     target::{self, Resolved, resolve},
 };
@@ -223,8 +223,8 @@ async fn record_target(
     let writer = FileWriter::start(&options.out, move |reason| {
         let _ = said.send(Input::WriteFailed(reason));
     })?;
-    // After the other threads have started, which have priorities of their own. Without the privilege we only drain later.
-    let _ = rt::be_preferred(Niceness::Drain);
+    // After the other threads have started, which have priorities of their own.
+    rt::be_in_time();
     let notices = streams.hook().take_notices();
     let notices_fd = notices
         .as_ref()
