@@ -243,6 +243,62 @@ fn first_switches_in(cpus: &BTreeSet<u32>) -> Vec<u64> {
     late.iter().map(|loss| loss.to.0 - loss.from.0).collect()
 }
 
+/// A look-back and a slow set-up before the period: what other processes map meanwhile fills no ring.
+#[test]
+fn a_look_back_sees_the_target_and_costs_nothing() {
+    let _alone = alone();
+    if let Some(why) = recording::cannot() {
+        return println!("skipped: {why}");
+    }
+    let Some((first, _)) = tracers() else { return };
+    drop(first);
+    let cgroup = recording::Cgroup::new("look-back");
+    let _target = cgroup.start(
+        &["taskset", "-c", "0", "sh", "-c", "while :; do sleep 0.001; done"],
+        &[],
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("look-back.exist");
+    let options = Options {
+        session: Session {
+            target: Target::Cgroup(cgroup.name.clone()),
+            period_ns: Some(300_000_000),
+            pt: PtRequest::default(),
+            waits: Waits::default(),
+        },
+        out: out.clone(),
+        roots: Roots::default(),
+        ring_bytes: None,
+        privileges: Privileges::Keep,
+        earlier: exist_user::alloc::Earlier::default(),
+    };
+    let mut seen = Vec::new();
+    let set_up = |look: exist_user::capture::LookBack<'_>| {
+        seen.extend(look()?.expect("it is no command").seen());
+        // Each program maps and unmaps some files: together more than a ring of the side-band holds.
+        let others = "i=0; while [ $i -lt 1000 ]; do /bin/true; i=$((i+1)); done";
+        let ran = std::process::Command::new("taskset")
+            .args(["-c", "0", "sh", "-c", others])
+            .status()?;
+        assert!(ran.success());
+        Ok(Ok(tracers().expect("there were some").0))
+    };
+    let summary = record_with(&options, set_up, |_| {}).unwrap();
+    assert_eq!(seen, [Cpu(0)]);
+    let trace = Trace::read(&fs::read(out).unwrap()).unwrap();
+    let unexpected: Vec<_> = trace
+        .losses
+        .iter()
+        .filter(|loss| loss.kind != LossKind::PtLate)
+        .collect();
+    assert!(unexpected.is_empty(), "{unexpected:?}");
+    assert!(trace.records.len() > 50, "{} records", trace.records.len());
+    let period = summary.period_ns;
+    assert!((290_000_000..2_000_000_000).contains(&period), "{period} ns");
+    // The file begins with the period, and what was before is in it as the state only.
+    assert!(trace.records.iter().all(|r| r.time_ns >= trace.header.start.0));
+}
+
 #[test]
 fn from_the_first_switch_in_on_a_busy_machine() {
     let _alone = alone();

@@ -224,7 +224,7 @@ async fn record_target(
         let _ = said.send(Input::WriteFailed(reason));
     })?;
     // After the other threads have started, which have priorities of their own.
-    rt::be_in_time();
+    let in_time = rt::be_in_time();
     let notices = streams.hook().take_notices();
     let notices_fd = notices
         .as_ref()
@@ -240,6 +240,7 @@ async fn record_target(
     )?;
 
     let looked = begun.is_some();
+    streams.open_side_bands()?;
     let begun = match begun {
         Some(begun) => begun,
         None => streams.begin()?,
@@ -276,6 +277,7 @@ async fn record_target(
     };
 
     let ended = recorder.finish();
+    drop(in_time);
     let written = ended.writer.finish()?;
     let agent_cpu_ns = clock::process_cpu_ns().saturating_sub(cpu_begun_ns);
     ran?;

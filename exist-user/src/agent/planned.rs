@@ -55,7 +55,7 @@ pub fn plan(options: &PlanOptions) -> anyhow::Result<Planned> {
     let sys = Path::new("/sys");
     let target = resolve(&options.roots, &options.target)?;
     let (mut streams, _) = Streams::open(&target, None, Waits::Off)?;
-    streams.hook().begin()?;
+    streams.begin()?;
     let look = look(&mut streams, &target, &options.roots, Span::of(options.look))?;
     drop(streams);
     let sets = CpuSets::read(sys).context("failed to read the machine's CPUs")?;

@@ -86,14 +86,22 @@ impl Streams {
         ))
     }
 
-    /// Opens the side-band on all online CPUs, and lets the hook record. Gives the time from which it does. The side-band
-    /// tells of every process of the node, so it is opened no earlier than it is drained.
+    /// Opens the side-band on all online CPUs. It tells of every process of the node, so it is opened no earlier than it is
+    /// drained: not for a look-back.
+    ///
+    /// # Errors
+    /// With the reason and the remedy, for the user.
+    pub fn open_side_bands(&mut self) -> anyhow::Result<()> {
+        let online = cpu::online(Path::new("/sys")).context("failed to list the online CPUs")?;
+        self.side_bands = online.into_iter().map(open_side_band).collect::<anyhow::Result<_>>()?;
+        Ok(())
+    }
+
+    /// Lets the hook record. Gives the time from which it does.
     ///
     /// # Errors
     /// With the reason and the remedy, for the user.
     pub fn begin(&mut self) -> anyhow::Result<MonoNs> {
-        let online = cpu::online(Path::new("/sys")).context("failed to list the online CPUs")?;
-        self.side_bands = online.into_iter().map(open_side_band).collect::<anyhow::Result<_>>()?;
         Ok(self.hook.begin()?)
     }
 

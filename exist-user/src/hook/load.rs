@@ -93,7 +93,7 @@ pub fn load(options: &HookOptions) -> Result<Loaded, HookError> {
             cpus,
         })?;
     let life_bytes = options.ring_bytes.get().next_power_of_two().clamp(256 << 10, 1 << 20);
-    // A wait takes 64 bytes of one ring for all CPUs, a switch two times 32 of its CPU's.
+    // A wait takes as much as two switches, but of one ring for all CPUs.
     let (waits_bytes, waiting) = if options.waits {
         (
             life_bytes.max(options.ring_bytes.get().next_power_of_two().min(8 << 20)),
