@@ -67,6 +67,8 @@ pub struct Sum {
 /// What threads did in an interval.
 #[derive(Clone, Debug, Default)]
 pub struct History {
+    /// As asked; what is kept begins at `from`, later when there was too much.
+    asked_from: u64,
     from: u64,
     to: u64,
     threads: BTreeMap<u32, Thread>,
@@ -95,6 +97,7 @@ impl History {
 
     const fn new(from: u64, to: u64) -> Self {
         Self {
+            asked_from: from,
             from,
             to,
             threads: BTreeMap::new(),
@@ -163,6 +166,13 @@ impl History {
             backwards: Vec::new(),
         };
         walk.thread(tid, self.from, self.to, 0, false);
+        let forgotten = On {
+            tid,
+            pid: self.threads.get(&tid).map_or(0, |thread| thread.pid),
+            depth: 0,
+            inferred: false,
+        };
+        walk.push(forgotten, self.asked_from, self.from, "unknown", None);
         let mut segments = walk.backwards;
         segments.reverse();
         let mut sums: BTreeMap<_, u64> = BTreeMap::new();
@@ -377,6 +387,23 @@ mod tests {
         );
         // Nothing is known of a thread that did not come back.
         check("1 0-10", "1 0-0 202 0 2", 1, (0, 50), "1:0-10 running, 1:10-50 unknown");
+    }
+
+    #[test]
+    fn what_was_too_much_is_not_known_and_said() {
+        let mut history = History::new(0, 100);
+        for (from, to) in [(0, 40), (60, 100)] {
+            history.take(Observed::Ran(Ran {
+                who: Who { pid: 1, tid: 2 },
+                cpu: 0,
+                from,
+                to,
+            }));
+        }
+        history.forget(50);
+        let path = history.path(2);
+        let given: Vec<_> = path.segments.iter().map(|s| (s.from_ns, s.to_ns, s.what)).collect();
+        assert_eq!(given, [(0, 50, "unknown"), (50, 60, "unknown"), (60, 100, "running")]);
     }
 
     #[test]
