@@ -9,8 +9,8 @@ use exist_trace::file::model::LossKind;
 
 use super::*;
 use crate::{
-    alloc::{Asked, LEAST_BUFFER_BYTES, Plan},
-    capture::{fake::FakePt, prepare},
+    alloc::{Asked, LEAST_BUFFER_BYTES, Plan, Reserve},
+    capture::{Prepared, fake::FakePt, prepare},
     hook::NoticeKind,
 };
 
@@ -25,6 +25,11 @@ struct Bench {
 
 impl Bench {
     fn new(cpus: u32) -> Self {
+        Self::with(cpus, |_| {})
+    }
+
+    /// What is prepared, changed.
+    fn with(cpus: u32, change: impl FnOnce(&mut Prepared)) -> Self {
         let pt = FakePt::default();
         let asked = Asked {
             buffer_bytes: Some(BUFFER),
@@ -32,7 +37,8 @@ impl Bench {
             ..Asked::default()
         };
         let plan = Plan::equal((0..cpus).map(Cpu).collect(), &asked, 1 << 40).unwrap();
-        let prepared = prepare(&pt, plan).unwrap();
+        let mut prepared = prepare(&pt, plan).unwrap();
+        change(&mut prepared);
         let (send, reports) = mpsc::channel();
         let report = Box::new(move |report| drop(send.send(report)));
         let operator = Operator::start(Box::new(pt.clone()), prepared, report).unwrap();
@@ -118,6 +124,38 @@ fn a_window_is_two_operations_a_cpu_and_untouched_cpus_none() {
     let said = bench.pt.said();
     assert_eq!(said.matches("able").count(), 4, "{said}");
     assert_eq!(said.matches("close").count(), 3, "{said}");
+}
+
+#[test]
+fn a_cpu_without_a_tracer_gets_one_of_the_reserve_unless_it_is_left_out() {
+    let mut bench = Bench::with(1, |prepared| {
+        prepared.left_out = [Cpu(1)].into();
+        prepared.reserve = Reserve {
+            buffer_bytes: BUFFER,
+            total_bytes: BUFFER,
+        };
+    });
+    let refused = |bench: &mut Bench, cpu: u32, why: &str| {
+        bench.enable(cpu);
+        match bench.reports.recv_timeout(Duration::from_secs(20)).unwrap() {
+            Report::Loss(loss) => assert!(loss.reason.contains(why), "{loss:?}"),
+            other => panic!("{}", show(&other)),
+        }
+        assert_eq!(
+            bench.until("pt_open"),
+            [format!("failed{cpu}"), format!("pt_open{cpu}!")]
+        );
+    };
+    refused(&mut bench, 1, "it is not to be recorded");
+    bench.enable(2);
+    assert_eq!(bench.until("pt_enable"), ["pt_open2", "pt_enable2"]);
+    refused(&mut bench, 3, "the reserve is used up; raise --budget");
+    drop(bench.operator);
+    let said = bench.pt.said();
+    assert!(
+        said.contains("open2") && !said.contains("open1") && !said.contains("open3"),
+        "{said}"
+    );
 }
 
 /// Notices as a test gives them.
