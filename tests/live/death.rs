@@ -169,7 +169,10 @@ fn interrupted_while_it_is_set_up() {
     let folder = tempfile::tempdir().unwrap();
     for signal in ["-INT", "-TERM", "-HUP"] {
         let out = folder.path().join(format!("x{signal}.exist"));
-        let recording = Recording::start(&out, &["--for", "60s", "--", "sleep", "60"]);
+        // Who runs the tests may ignore SIGHUP (`nohup`), which then stays ignored.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=HUP", EXIST]);
+        let recording = Recording::start_with(command, &out, &["--for", "60s", "--", "sleep", "60"]);
         let begun = Instant::now();
         // It listens before it does anything that takes a while.
         while !catches_interrupts(recording.pid()) {
