@@ -25,24 +25,11 @@ pub fn run() -> Result<()> {
     setup::ensure(&[Need::Bpf])?;
     build_ebpf::run()?;
     let root = process::workspace();
-    process::run(
-        Command::new("cargo")
-            .args([
-                "build",
-                "--release",
-                "--locked",
-                "--package",
-                "exist-user",
-                "--bin",
-                "exist",
-            ])
-            .args(["--package", "xtask", "--bin", "demo-service"])
-            .current_dir(&root),
-    )?;
-    let exist = root.join("target/release/exist");
+    let programs = process::build_release(&[("exist-user", "exist"), ("xtask", "demo-service")])?;
+    let exist = programs.join("exist");
     let out = root.join("target/demo");
     fs::create_dir_all(&out).with_context(|| format!("failed to create {}", out.display()))?;
-    let service = root.join("target/release/demo-service");
+    let service = programs.join("demo-service");
 
     let trace = out.join("demo.exist");
     match record(&exist, &service, &trace) {

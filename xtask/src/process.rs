@@ -18,6 +18,23 @@ pub fn workspace() -> PathBuf {
         .to_path_buf()
 }
 
+/// Builds programs of the workspace, each a package and the name of its program, in their release profile. Gives the folder
+/// that they are in.
+///
+/// # Errors
+/// One does not build.
+pub fn build_release(programs: &[(&str, &str)]) -> Result<PathBuf> {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["build", "--release", "--locked", "--quiet"]);
+    for (package, program) in programs {
+        cargo.args(["--package", package, "--bin", program]);
+    }
+    let root = workspace();
+    run(cargo.current_dir(&root))?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    Ok(target.join("release"))
+}
+
 /// Prints the command, runs it to its end with our own standard streams.
 ///
 /// # Errors

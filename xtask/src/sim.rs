@@ -63,30 +63,17 @@ pub fn run(args: &Args) -> Result<()> {
 fn record_loads() -> Result<Vec<PathBuf>> {
     build_ebpf::run()?;
     let root = process::workspace();
-    process::run(
-        Command::new("cargo")
-            .args([
-                "build",
-                "--release",
-                "--locked",
-                "--package",
-                "exist-user",
-                "--bin",
-                "exist",
-            ])
-            .args(["--package", "xtask", "--bin", "demo-service"])
-            .current_dir(&root),
-    )?;
+    let programs = process::build_release(&[("exist-user", "exist"), ("xtask", "demo-service")])?;
     let out = root.join("target/sim");
     fs::create_dir_all(&out).with_context(|| format!("failed to create {}", out.display()))?;
-    LOADS.iter().map(|load| record_load(&root, &out, load)).collect()
+    LOADS.iter().map(|load| record_load(&programs, &out, load)).collect()
 }
 
-fn record_load(root: &Path, out: &Path, (name, shell): &(&str, &str)) -> Result<PathBuf> {
+fn record_load(programs: &Path, out: &Path, (name, shell): &(&str, &str)) -> Result<PathBuf> {
     let trace = out.join(format!("{name}.exist"));
-    let service = root.join("target/release/demo-service").display().to_string();
+    let service = programs.join("demo-service").display().to_string();
     process::run(
-        Command::new(root.join("target/release/exist"))
+        Command::new(programs.join("exist"))
             .args(["record", "--pt", "off", "--for", "3s", "-o"])
             .arg(&trace)
             .args(["--", "sh", "-c", &shell.replace("{service}", &service)]),

@@ -381,15 +381,8 @@ fn mount_tracefs() -> Result<()> {
 
 /// Builds the BPF programs and `exist` in its release profile, and gives its path.
 fn exist_binary() -> Result<PathBuf> {
-    let root = process::workspace();
     let xtask = std::env::current_exe().context("failed to find this program")?;
     // Standard output is for the rows.
     process::run(Command::new(xtask).arg("build-ebpf").stdout(std::io::stderr()))?;
-    process::run(
-        Command::new("cargo")
-            .args(["build", "--locked", "--quiet", "--release", "--package", "exist-user"])
-            .current_dir(&root),
-    )?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    Ok(target.join("release/exist"))
+    Ok(process::build_release(&[("exist-user", "exist")])?.join("exist"))
 }

@@ -10,17 +10,16 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use super::{GuestArgs, Lab, accuracy, guest::Outcome, workloads};
-use crate::{
-    bench::{Report, Row},
-    process,
-};
+use super::{GuestArgs, Lab, RunArgs, guest::Outcome, workloads};
+use crate::{bench::Row, process};
 
 /// Arguments of `cargo xtask lab culprit`.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     guest: GuestArgs,
+    #[command(flatten)]
+    run: RunArgs,
     /// Recordings of each story
     #[arg(long, default_value_t = 20)]
     seeds: u32,
@@ -42,12 +41,6 @@ pub struct Args {
     /// Look at the last run's files once more, without a guest
     #[arg(long)]
     again: bool,
-    /// This exist, instead of building one
-    #[arg(long, value_name = "PATH")]
-    exist: Option<PathBuf>,
-    /// Print one JSON object a row instead of a table
-    #[arg(long)]
-    json: bool,
 }
 
 /// A story, what the first finding begins with, and the function that is the reason; `None`: nothing was planted.
@@ -79,14 +72,14 @@ struct Finding {
 /// A recording that fails; a row that is not ok.
 pub fn run(args: &Args) -> Result<()> {
     let lab = Lab::open()?;
-    let exist = accuracy::exist(args.exist.as_deref())?;
+    let exist = args.run.exist()?;
     let mut guest = args.guest.clone();
     guest.coarse_mtc = true;
     guest.time_limit = guest.time_limit.max(900);
     guest.copy.extend([exist.clone(), workloads::build("stories")?.0]);
     let many = if args.short { 3 } else { args.seeds };
     let seeds: Vec<u32> = (args.first_seed..).take(many as usize).collect();
-    let mut report = Report::new(args.json);
+    let mut report = args.run.report();
     let wanted = |name: &str| args.only.as_deref().is_none_or(|only| only == name);
     for (story, planted) in STORIES.into_iter().filter(|(name, _)| wanted(name)) {
         let name = format!("{}-culprit-{story}", guest.name);

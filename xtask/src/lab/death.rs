@@ -3,7 +3,7 @@
 //! offline in mid-window, the target's binary replaced in mid-window. The files are read and decoded here, and held
 //! against the ground truth.
 
-use std::{fs, path::PathBuf};
+use std::fs;
 
 use anyhow::{Context, Result, bail};
 use exist_lab_truth::{Begin, Owner, Visit, Visits};
@@ -13,7 +13,7 @@ use exist_trace::file::{
 };
 
 use super::{
-    GuestArgs, Lab, accuracy,
+    GuestArgs, Lab, RunArgs, accuracy,
     decoded::{self, Decoded},
     guest::Outcome,
     truth, workloads,
@@ -25,18 +25,14 @@ use crate::bench::{Report, Row};
 pub struct Args {
     #[command(flatten)]
     guest: GuestArgs,
+    #[command(flatten)]
+    run: RunArgs,
     /// Kills
     #[arg(long, default_value_t = 20)]
     kills: u32,
     /// Three kills
     #[arg(long)]
     short: bool,
-    /// This exist, instead of building one
-    #[arg(long, value_name = "PATH")]
-    exist: Option<PathBuf>,
-    /// Print one JSON object a row instead of a table
-    #[arg(long)]
-    json: bool,
     /// Read the last run's files once more, without a guest
     #[arg(long)]
     again: bool,
@@ -87,12 +83,12 @@ pub fn run(args: &Args) -> Result<()> {
     guest.coarse_mtc = true;
     // Many recordings in one guest.
     guest.time_limit = guest.time_limit.max(900);
-    guest.copy.push(accuracy::exist(args.exist.as_deref())?);
+    guest.copy.push(args.run.exist()?);
     for workload in ["wakers", "single", "family"] {
         guest.copy.push(workloads::build(workload)?.0);
     }
     let kills = if args.short { 3 } else { args.kills };
-    let mut report = Report::new(args.json);
+    let mut report = args.run.report();
     for (what, script) in RUNS {
         let name = format!("{}-{what}", guest.name);
         let script = format!("{PRELUDE}{script}").replace("KILLS", &kills.to_string());

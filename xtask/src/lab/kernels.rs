@@ -10,26 +10,19 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum as _;
 use exist_trace::file::{Trace, model::SwitchOp};
 
-use super::{GuestArgs, Lab, accuracy, guest::Outcome, packages::Kernel, workloads};
-use crate::{
-    bench::{Report, Row},
-    process,
-};
+use super::{GuestArgs, Lab, RunArgs, guest::Outcome, packages::Kernel, workloads};
+use crate::{bench::Row, process};
 
 /// Arguments of `cargo xtask lab kernels`.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     guest: GuestArgs,
+    #[command(flatten)]
+    run: RunArgs,
     /// Only the hook, without the live tests
     #[arg(long)]
     short: bool,
-    /// This exist, instead of building one
-    #[arg(long, value_name = "PATH")]
-    exist: Option<PathBuf>,
-    /// Print one JSON object a row instead of a table
-    #[arg(long)]
-    json: bool,
 }
 
 const THREADS: u64 = 2;
@@ -46,11 +39,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut guest = args.guest.clone();
     guest.coarse_mtc = true;
     guest.time_limit = guest.time_limit.max(600);
-    guest
-        .copy
-        .extend([accuracy::exist(args.exist.as_deref())?, workloads::build("wakers")?.0]);
+    guest.copy.extend([args.run.exist()?, workloads::build("wakers")?.0]);
     guest.copy.extend(tests.clone());
-    let mut report = Report::new(args.json);
+    let mut report = args.run.report();
     for kernel in Kernel::value_variants() {
         guest.kernel = *kernel;
         let name = format!("{}-kernel-{}", guest.name, kernel.name());

@@ -4,7 +4,7 @@
 //! The times are the lab's: a guest two orders of magnitude slower than its clock. They show that the way is there and
 //! what it says of itself; they say nothing about hardware (`tests/live/latency.rs` measures the real kernel).
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail};
 use exist_lab_truth::Traced;
@@ -16,7 +16,7 @@ use exist_trace::{
     units::{ClockMap, Cpu, MonoNs},
 };
 
-use super::{GuestArgs, Lab, accuracy, guest::Outcome, workloads};
+use super::{GuestArgs, Lab, RunArgs, accuracy, guest::Outcome, workloads};
 use crate::bench::{Report, Row};
 
 /// Arguments of `cargo xtask lab latency`.
@@ -24,18 +24,14 @@ use crate::bench::{Report, Row};
 pub struct Args {
     #[command(flatten)]
     guest: GuestArgs,
+    #[command(flatten)]
+    run: RunArgs,
     /// Recordings; each enables every CPU once
     #[arg(long, default_value_t = 20)]
     windows: u32,
     /// Four recordings: a minute or two, for CI
     #[arg(long)]
     short: bool,
-    /// This exist, instead of building one
-    #[arg(long, value_name = "PATH")]
-    exist: Option<PathBuf>,
-    /// Print one JSON object a row instead of a table
-    #[arg(long)]
-    json: bool,
 }
 
 /// A command that runs on each of the guest's CPUs in turn; no look-back precedes a command.
@@ -60,10 +56,8 @@ pub fn run(args: &Args) -> Result<()> {
     guest.coarse_mtc = true;
     // Many recordings in one guest.
     guest.time_limit = guest.time_limit.max(900);
-    guest
-        .copy
-        .extend([accuracy::exist(args.exist.as_deref())?, workloads::build("wakers")?.0]);
-    let mut report = Report::new(args.json);
+    guest.copy.extend([args.run.exist()?, workloads::build("wakers")?.0]);
+    let mut report = args.run.report();
     let windows = if args.short { 4 } else { args.windows };
     late(&lab, &guest, windows, &mut report)?;
     let outcome = recorded(&lab, &guest, LOOK_BACK.to_owned(), &format!("{}-look-back", guest.name))?;

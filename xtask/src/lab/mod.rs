@@ -42,7 +42,7 @@ use self::{
     guest::{Outcome, Plan, Plugin},
     packages::{Kernel, KernelFiles, Packages, Tools},
 };
-use crate::process;
+use crate::{bench::Report, process};
 
 /// Arguments of `cargo xtask lab`.
 #[derive(clap::Args)]
@@ -87,6 +87,34 @@ pub struct GuestArgs {
     /// Name of the run's folder in target/lab/run
     #[arg(long, default_value = "last")]
     name: String,
+}
+
+/// What is run in the guest, and how the rows are shown.
+#[derive(clap::Args, Clone)]
+pub struct RunArgs {
+    /// This exist, instead of building one
+    #[arg(long, value_name = "PATH")]
+    exist: Option<PathBuf>,
+    /// Print one JSON object a row instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+impl RunArgs {
+    /// The `exist` that is given, or one that is built the way it is released.
+    ///
+    /// # Errors
+    /// If it does not build.
+    fn exist(&self) -> Result<PathBuf> {
+        match &self.exist {
+            Some(given) => Ok(given.clone()),
+            None => Ok(process::build_release(&[("exist-user", "exist")])?.join("exist")),
+        }
+    }
+
+    fn report(&self) -> Report {
+        Report::new(self.json)
+    }
 }
 
 #[derive(clap::Subcommand)]

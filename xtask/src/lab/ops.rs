@@ -1,7 +1,7 @@
 //! `cargo xtask lab ops`: how often the tracer's control register is written, for the same work recorded in different
 //! ways: stock perf per thread, per CPU and by cgroup, and ours. The counts are exact: the plugin sees every write.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail};
 use exist_trace::file::{
@@ -9,7 +9,7 @@ use exist_trace::file::{
     model::{ControlKind, LossKind, SwitchOp},
 };
 
-use super::{GuestArgs, Lab, accuracy, guest::Outcome, truth, workloads};
+use super::{GuestArgs, Lab, RunArgs, guest::Outcome, truth, workloads};
 use crate::bench::{Report, Row};
 
 /// Arguments of `cargo xtask lab ops`.
@@ -17,12 +17,8 @@ use crate::bench::{Report, Row};
 pub struct Args {
     #[command(flatten)]
     guest: GuestArgs,
-    /// This exist, instead of building one
-    #[arg(long, value_name = "PATH")]
-    exist: Option<PathBuf>,
-    /// Print one JSON object a row instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    run: RunArgs,
 }
 
 /// A way to record, as a script for the guest; `{work}` stands for the command line of the work.
@@ -109,14 +105,14 @@ impl Cost {
 /// A recording that fails; a row that is not ok.
 pub fn run(args: &Args) -> Result<()> {
     let lab = Lab::open()?;
-    let exist = accuracy::exist(args.exist.as_deref())?;
+    let exist = args.run.exist()?;
     let mut guest = args.guest.clone();
     guest.copy.push(exist);
     for workload in ["wakers", "threads"] {
         guest.copy.push(workloads::build(workload)?.0);
     }
     guest.coarse_mtc = true;
-    let mut report = Report::new(args.json);
+    let mut report = args.run.report();
     let mut counted = Vec::new();
     for switches in SWITCHES {
         let work = format!("/lab/bin/wakers {THREADS} {}", switches / THREADS);

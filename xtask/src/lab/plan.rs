@@ -4,31 +4,24 @@
 //!
 //! The guest's rates are not hardware's; what is shown is the order, and that a plan learns them from the windows before.
 
-use std::{path::Path, path::PathBuf, process::Command};
+use std::{path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use super::{GuestArgs, Lab, accuracy, guest::Outcome, workloads};
-use crate::{
-    bench::{Report, Row},
-    process,
-};
+use super::{GuestArgs, Lab, RunArgs, guest::Outcome, workloads};
+use crate::{bench::Row, process};
 
 /// Arguments of `cargo xtask lab plan`.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     guest: GuestArgs,
+    #[command(flatten)]
+    run: RunArgs,
     /// Windows of each way
     #[arg(long, default_value_t = 8)]
     windows: u32,
-    /// This exist, instead of building one
-    #[arg(long, value_name = "PATH")]
-    exist: Option<PathBuf>,
-    /// Print one JSON object a row instead of a table
-    #[arg(long)]
-    json: bool,
 }
 
 const CPUS: u32 = 4;
@@ -70,7 +63,7 @@ struct Coverage {
 /// A recording that fails; a row that is not ok.
 pub fn run(args: &Args) -> Result<()> {
     let lab = Lab::open()?;
-    let exist = accuracy::exist(args.exist.as_deref())?;
+    let exist = args.run.exist()?;
     let mut guest = args.guest.clone();
     (guest.cpus, guest.coarse_mtc) = (CPUS, true);
     guest.time_limit = guest.time_limit.max(900);
@@ -86,7 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
         Ok(covered.sum::<Result<f64>>()? / f64::from(args.windows))
     };
     let (plan, all, used) = (mean("plan")?, mean("all")?, mean("used")?);
-    let mut report = Report::new(args.json);
+    let mut report = args.run.report();
     for (what, peer) in [("equal over all CPUs", all), ("equal over the used CPUs", used)] {
         let row = Row::new(format!("covered on-CPU time of a window: plan, {what}"), "ms");
         report.row(row.ours(plan).peer(peer).must("the plan covers more", plan > peer));

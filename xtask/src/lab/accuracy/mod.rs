@@ -24,7 +24,7 @@ use anyhow::{Result, bail};
 
 use self::cases::{CASES, Case, MtcPeriods};
 pub use self::held::truths;
-use super::{GuestArgs, Lab, guest::Outcome, workloads};
+use super::{GuestArgs, Lab, RunArgs, guest::Outcome, workloads};
 use crate::{
     bench::{Report, Row},
     process,
@@ -35,15 +35,11 @@ use crate::{
 pub struct Args {
     #[command(flatten)]
     guest: GuestArgs,
+    #[command(flatten)]
+    run: RunArgs,
     /// Only the rows whose name contains this; can be given more than once
     #[arg(long, value_name = "ROW")]
     only: Vec<String>,
-    /// Print one JSON object a row instead of a table
-    #[arg(long)]
-    json: bool,
-    /// This exist, instead of building one
-    #[arg(long, value_name = "PATH")]
-    exist: Option<PathBuf>,
     /// Fewer programs: a minute or two, for CI
     #[arg(long)]
     short: bool,
@@ -58,12 +54,8 @@ pub struct Args {
 /// A recording that fails, and a row that is not ok.
 pub fn run(args: &Args) -> Result<()> {
     let lab = Lab::open()?;
-    let exist = if args.again {
-        PathBuf::new()
-    } else {
-        exist(args.exist.as_deref())?
-    };
-    let mut report = Report::new(args.json);
+    let exist = if args.again { PathBuf::new() } else { args.run.exist()? };
+    let mut report = args.run.report();
     let wanted = |what: &str| args.only.is_empty() || args.only.iter().any(|only| what.contains(only.as_str()));
     for case in CASES
         .iter()
@@ -92,21 +84,6 @@ fn unless(done: Result<()>, what: &str, report: &mut Report) {
                 .note(format!("{error:#}")),
         );
     }
-}
-
-/// The `exist` that is given, or one that is built the way it is released.
-///
-/// # Errors
-/// If it does not build.
-pub fn exist(given: Option<&Path>) -> Result<PathBuf> {
-    if let Some(given) = given {
-        return Ok(given.to_path_buf());
-    }
-    let root = process::workspace();
-    let mut build = Command::new("cargo");
-    build.args(["build", "--quiet", "--release", "-p", "exist-user"]);
-    process::output(build.current_dir(&root))?;
-    Ok(root.join("target/release/exist"))
 }
 
 fn run_name(args: &Args, what: &str) -> String {
